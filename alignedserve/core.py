@@ -20,7 +20,7 @@ class Role(str, Enum):
 
 OWNERS = (Role.GATEWAY, Role.JOBS)  # of requests
 WORKERS = (Role.PREFILL, Role.DECODE)
-KEY_SALT_SIZE = 32  # characters of a request's salt that come from the key it was sent with
+KEY_SALT_SIZE = 32  # characters of a request's salt that come from the key of the sender
 NO_KEY_SALT = "-" * KEY_SALT_SIZE  # these characters where there are no keys, and a client chose a salt
 
 
@@ -30,10 +30,10 @@ class ServiceClass(str, Enum):
 
 
 class FinishReason(str, Enum):
-    STOP = "stop"  # a stop token ended the output; it is part of the output
+    STOP = "stop"  # a stop token ended the output, and is part of it
     LENGTH = "length"  # the output has max_tokens tokens
-    ERROR = "error"  # the next token could not be sampled: the output ends before it
-    DOUBT = "doubt"  # the same, of KV that came from elsewhere and may be spoiled: its owner tries once more
+    ERROR = "error"  # the next token could not be sampled: the output ends before
+    DOUBT = "doubt"  # the same, with KV that came from elsewhere and may be spoiled: the owner tries once more
 
     @property
     def has_token(self) -> bool:
@@ -46,40 +46,38 @@ class Rejection(str, Enum):
 
     OPEN = "too_many_open"
     QUEUED = "queue_full"
-    LATE = "too_late"  # others make it late
-    INFEASIBLE = "infeasible"  # it would be late by itself
-    POLICY = "policy"  # a custom policy refuses it
-    GIVEN_UP = "given_up"  # it was tried, and another try would fail too
-    CULPRIT = "culprit"  # it ended every worker that ran it
+    LATE = "too_late"  # others make the request late
+    INFEASIBLE = "infeasible"  # the request would be late by itself
+    POLICY = "policy"  # a custom policy refuses the request
+    GIVEN_UP = "given_up"  # a try failed, and another would fail too
+    CULPRIT = "culprit"  # ended every worker that ran the request
 
 
 class PreemptionCause(str, Enum):
     """Why a request had to leave a worker's steps before its end."""
 
     MEMORY = "memory"  # decodes had no room to grow
-    AHEAD = "ahead"  # they would soon have had none: its KV went to a prefill worker
-    REAL_TIME = "real_time"  # a real-time request took its memory
-    LEVEL = "level"  # a request of a higher level took its memory
-    WORTH = "worth"  # its memory was worth more to others
-    CROWDED = "crowded"  # prompts had all memory, and none of them enough
+    AHEAD = "ahead"  # decodes would soon have had none: the KV went to a prefill worker
+    REAL_TIME = "real_time"  # a real-time request took the memory
+    LEVEL = "level"  # a request of a higher level took the memory
+    WORTH = "worth"  # the memory was worth more to others
+    CROWDED = "crowded"  # prompts had all memory, and none had enough
 
 
 class KvForm(NamedTuple):
-    """The blocks that hold the KV of a request on a device, and its form. Steps, chunks and decodes carry it.
+    """The blocks that hold a request's KV on a device, and the form of that KV. Steps, chunks and decodes carry it.
 
         tokens   0 ··· dropped ──────────────────── prefix
         KV       none  blocks[0] blocks[1] blocks[2]               block_size tokens in each, the last may be part full
 
-    Only a worker's memory says which one a request has (worker/step/blocks.py): others hand them on as they are.
+    Only a worker's memory says which KvForm a request has (worker/step/blocks.py): others hand it on as it is.
     """
 
     blocks: tuple[int, ...] = ()  # blocks in the order of the tokens, as kernels/common/spans.py reads them
-    dropped: int = 0  # first tokens whose KV was given up: `blocks` begin after them
+    dropped: int = 0  # first tokens without KV, which was given up: `blocks` begin after these
     folded: int = 0  # first tokens that only layers without a window keep: `dropped` is what that spares
-    form: str = (
-        ""  # where it is another form than KV, which has a name in forms/: nothing of it goes elsewhere as it is
-    )
-    in_place: int = 1  # tokens in the place of one with K and V, in that form
+    form: str = ""  # the name of another form than KV (forms/): nothing in such a form goes elsewhere as it is
+    in_place: int = 1  # tokens of that form in the place of one token of KV
 
     def room(self, block_size: int) -> int:
         """Return how many tokens the blocks have places for."""
@@ -100,11 +98,11 @@ class KvForm(NamedTuple):
         return not (self.form or self.folded)
 
     def can_be_stored_from(self, first: int) -> bool:
-        """Return whether pages of the pool can hold the KV from token `first` on: it must be plain and not folded."""
+        """Return whether pages of the pool can hold the KV from token `first` on: plain KV, not folded."""
         return not self.form and self.folded <= first
 
     def remade(self, prefix: int) -> int:
-        """Return how many of the first `prefix` tokens need their K and V computed again in each step."""
+        """Return for how many of the first `prefix` tokens each step computes K and V again."""
         return prefix if self.form else 0
 
 
@@ -112,7 +110,7 @@ NO_KV = KvForm()
 
 
 class Deadline(Enum):
-    """The deadlines of a request, in the order in which one is named as missed."""
+    """The deadlines of a request. Of several missed deadlines, the first in this order is named."""
 
     TTFT = "ttft"  # of the first token
     TBT = "tbt"  # of 99 of 100 gaps between tokens
@@ -128,7 +126,7 @@ DEADLINES = {
 
 @dataclass(frozen=True, slots=True)
 class TokenTimes:
-    """When a request that has finished got its tokens, in seconds."""
+    """When a finished request got its tokens, in seconds."""
 
     ttft_s: float
     num_gaps: int
@@ -144,7 +142,7 @@ class Slo:
     ttft_s: float = 1.0
     tbt_s: float = 0.1875  # the reading speed
     jct_s: float = 86_400.0
-    strict: bool = False  # whether a request whose prompt alone takes longer than ttft is refused
+    strict: bool = False  # whether to refuse a request if the prompt alone takes longer than ttft
 
     @property
     def stall_s(self) -> float:
@@ -152,7 +150,7 @@ class Slo:
         return max(5 * self.tbt_s, 1.0)
 
     def outcomes(self, service: ServiceClass, times: TokenTimes) -> dict[Deadline, bool]:
-        """Return whether each deadline of the class was kept: the one definition of a kept promise."""
+        """Return whether each deadline of the class was kept: the only definition of a kept promise."""
         kept = {
             Deadline.TTFT: times.ttft_s <= self.ttft_s,
             Deadline.TBT: 100 * times.num_late <= times.num_gaps,
@@ -164,7 +162,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The time at which the next token of a real-time request is due. It goes with the request from part to part."""
+    """When the next token of a real-time request is due: goes with the request from part to part."""
 
     at: float  # when the next token is due
     num_missed: int = 0  # dues in a row that were missed
@@ -172,7 +170,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A grammar: the output is one of `outputs`, followed by a stop token."""
+    """A grammar: the output is an entry of `outputs`, followed by a stop token."""
 
     outputs: tuple[tuple[int, ...], ...]
 
@@ -186,11 +184,11 @@ class Reasoning:
     """The reasoning before an answer: a grammar holds for the answer alone, and a budget ends the reasoning."""
 
     family: str  # of the model, which has the markers (text/reasoning/families.py)
-    inside: bool  # whether the output begins within it
-    opening: tuple[int, ...]  # the tokens with which it begins, if the output does not begin within it
-    closing: tuple[int, ...]  # the tokens that end it when the budget is used up
-    most_tokens: int | None = None  # its budget
-    calls: bool = False  # whether a call ends it too
+    inside: bool  # whether the output begins within the reasoning
+    opening: tuple[int, ...]  # the tokens that begin the reasoning, if the output does not begin within
+    closing: tuple[int, ...]  # the tokens that end the reasoning when the budget is used up
+    most_tokens: int | None = None  # the budget
+    calls: bool = False  # whether a call ends the reasoning too
 
     def __post_init__(self) -> None:
         if not self.closing:
@@ -222,13 +220,13 @@ class Sampling(_WeaklyHeld):
     presence_penalty: float = 0.0  # subtracted from the logits of tokens in the output
     frequency_penalty: float = 0.0  # subtracted once for each time that a token is in the output
     min_tokens: int = 0  # that the output has before a stop token may come
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, what is added to its logit)
-    allowed_tokens: bytes = b""  # only these, as text/token_sets.py packs them; empty allows all
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, number that is added to the logit)
+    allowed_tokens: bytes = b""  # the only tokens, as text/token_sets.py packs them; empty allows all
     grammar: Choice | None = None
     syntax: str = ""  # of the output's text, as llguidance writes grammars (syntax.py); empty: any text
-    reasoning: Reasoning | None = None  # of an output that has a budget for it, or a grammar after it
-    logprobs: int | None = None  # of each output token, and of this number of the likeliest in its place
-    prompt_logprobs: int | None = None  # the same for the prompt, from its second token on
+    reasoning: Reasoning | None = None  # of an output with a budget for reasoning, or a grammar after it
+    logprobs: int | None = None  # of each output token, and of this number of the likeliest tokens in that place
+    prompt_logprobs: int | None = None  # the same for the prompt, from the second token on
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < inf:
@@ -265,10 +263,10 @@ class Sampling(_WeaklyHeld):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A request's tokens, for the few requests whose logits depend on them. A worker keeps one object per request."""
+    """A request's tokens, for the few requests with logits that depend on these. A worker keeps one per request."""
 
     prompt: tuple[int, ...]
-    output: Sequence[int]  # the worker's own list, which grows; for the token at index i its first i tokens count
+    output: Sequence[int]  # the worker's list, which grows; for the token at index i the first i tokens count
     stop_tokens: tuple[int, ...]
 
 
@@ -281,10 +279,10 @@ class Logprob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The predicted length of an output, in tokens, made when its request came; scheduling/lengths.py uses it."""
+    """The predicted length of an output, in tokens, made when the request came; for scheduling/lengths.py."""
 
-    mean: int  # requests are ordered by it
-    upper: int  # nine outputs of ten are not longer: memory is planned by it
+    mean: int  # requests are ordered by this mean
+    upper: int  # nine outputs of ten are not longer: memory is planned by this bound
 
     def __post_init__(self) -> None:
         if not 1 <= self.mean <= self.upper:
@@ -307,11 +305,11 @@ class PooledTask(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """The vector that a request asks for in place of an output. How it is made of the states of the model's tokens is a
-    fact of the model's folder (architectures/vectors.py)."""
+    """The vector that a request asks for in place of an output. The model's folder says how to make the vector from
+    the states of the tokens (architectures/vectors.py)."""
 
     task: PooledTask = PooledTask.EMBED
-    is_whole: bool = False  # one step runs all of its prompt, and no cache has any of it: every token's state counts
+    is_whole: bool = False  # a step runs the whole prompt, with nothing from a cache: every token's state counts
     dimensions: int | None = None  # the first numbers that are kept
     second_at: int | None = None  # where the second of two texts begins, for models that mark the texts of a pair
 
@@ -330,22 +328,22 @@ class Adapter:
     """An adapter (LoRA) that changes the model for a request."""
 
     name: str
-    folder: str  # where every worker finds its files
-    id: str  # a hash of their content: KV of one content is never used for another of the same name
+    folder: str  # where every worker finds the files
+    id: str  # a hash of the content: KV of one content is never used for another of the same name
 
 
-SUSPECT_DEATHS = 2  # from this number on a request runs alone, so that the next death can only be its own
+SUSPECT_DEATHS = 2  # from this number on a request runs alone, so that only this request can cause the next death
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One attempt at one prompt. Only its owner makes the next attempt, with the tokens emitted so far."""
+    """An attempt at a prompt. Only the owner makes the next attempt, with the tokens emitted so far."""
 
     id: str
-    owner: str  # the member that accepted it and gets its tokens
+    owner: str  # the member that accepted the request and gets the tokens
     attempt: int
     prompt: tuple[int, ...]
-    emitted: tuple[int, ...]  # output of earlier attempts: KV is made for it, and it counts as output
+    emitted: tuple[int, ...]  # output of earlier attempts: KV is computed for these tokens, which count as output
     sampling: Sampling
     max_tokens: int
     stop_tokens: tuple[int, ...]
@@ -356,33 +354,33 @@ class Request:
     emitted_at: float | None = None  # when the last of `emitted` reached the owner
     salt: str = ""  # clients with another salt cannot tell from response times that this prompt was here
     estimate: Estimate | None = None  # from the client, or from the router, which may send it later (Expect)
-    pooling: Pooling | None = None  # of a request for a vector: its output is the token POOLED, with which that comes
+    pooling: Pooling | None = None  # of a request for a vector: the token POOLED is the output, and brings the vector
     adapter: Adapter | None = None
-    deaths: int = 0  # workers that ended in a row while they had it, each at about the same place of its output
-    weight: int = 1  # of its caller's part, where callers together want more than there is
-    is_metered: bool = False  # its owner is told what it uses (Used)
+    deaths: int = 0  # workers in a row that ended with the request, at about the same place of the output
+    weight: int = 1  # of the caller's part, where callers together want more than there is
+    is_metered: bool = False  # the owner is told of the use (Used)
 
     @property
     def is_suspect(self) -> bool:
-        """Return whether the request may be what ends its workers: then it runs alone on a worker."""
+        """Return whether the request may be the cause that workers end: then it runs alone on a worker."""
         return self.deaths >= SUSPECT_DEATHS
 
     @property
     def runs_whole(self) -> bool:
-        """Return whether one step runs all of its prompt."""
+        """Return whether a single step runs the whole prompt."""
         return self.pooling is not None and self.pooling.is_whole
 
     @property
     def caller(self) -> str:
-        """Return what tells the keys of a server apart, whatever salt a client of theirs chose beside.
+        """Return the part of the salt that tells the keys of a server apart, whatever salt a client added.
 
-        Without keys all clients are one caller: else a client would be as many as it likes."""
+        Without keys all clients are a single caller: else a client could be as many callers as it likes."""
         of_key = self.salt[:KEY_SALT_SIZE]
         return "" if of_key == NO_KEY_SALT else of_key
 
     @property
     def kv_salt(self) -> bytes:
-        """Return what KV of equal tokens differs by: requests share KV where it is equal."""
+        """Return the salt and the adapter: requests share KV only where these are equal."""
         own = "" if self.adapter is None else f"\0{self.adapter.id}"
         return (self.salt + own).encode()
 
@@ -396,7 +394,7 @@ class Request:
         return len(self.prompt) + self.max_tokens
 
     def finish(self, index: int, token: int) -> FinishReason | None:
-        """Return why the output ends with `token` at `index`, or None if it goes on."""
+        """Return why the output ends with `token` at `index`, or None if the output goes on."""
         if token in self.stop_tokens:
             return FinishReason.STOP
         return FinishReason.LENGTH if index + 1 >= self.max_tokens else None
@@ -405,9 +403,9 @@ class Request:
 class Opening(NamedTuple):
     """Facts about the prompt that a worker sends with the first token of the output."""
 
-    logprobs: tuple[Logprob, ...] = ()  # of the prompt's tokens from the second on, where the request asks for them
-    num_cached: int = 0  # tokens of the prompt whose KV the pool or a device had
-    waited_s: float = 0.0  # from the arrival to the first step with a part of it
+    logprobs: tuple[Logprob, ...] = ()  # of the prompt's tokens from the second on, where asked for
+    num_cached: int = 0  # tokens of the prompt with KV in the pool or on a device
+    waited_s: float = 0.0  # from the arrival to the first step with a part of the prompt
     vector: bytes = b""  # numbers of 4 bytes each, little-endian, where the request asks for a vector
 
 
@@ -415,7 +413,7 @@ NO_OPENING = Opening()
 
 
 class Spent(NamedTuple):
-    """What a request has used of workers: its share of the steps that it was in."""
+    """What a request has used of workers: shares of steps."""
 
     seconds: float = 0.0
     joules: float = 0.0
@@ -430,16 +428,16 @@ NOTHING_SPENT = Spent()
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A request whose KV lies in the pool: all its tokens but the last have KV there."""
+    """A request with its KV in the pool: all tokens but the last have KV there."""
 
     request: Request
-    output: tuple[int, ...]  # all of it, earlier attempts included
+    output: tuple[int, ...]  # all, earlier attempts included
     pages: tuple[int, ...]
     due: Due | None = None  # of a real-time request
-    logprobs: tuple[Logprob, ...] = ()  # of this attempt's output, where the request asks for them
+    logprobs: tuple[Logprob, ...] = ()  # of this attempt's output, where asked for
     opening: Opening = NO_OPENING
-    names: tuple[int, ...] = ()  # of its full pages: hashes of their tokens; empty without a prefix cache
-    dropped: int = 0  # first tokens whose KV was given up, since no layer reads it: `pages` begin after them, unnamed
+    names: tuple[int, ...] = ()  # of the full pages: hashes of tokens; empty without a prefix cache
+    dropped: int = 0  # first tokens without KV, since no layer reads it: `pages` begin after these, unnamed
     spent: Spent = NOTHING_SPENT  # in this attempt
 
     @property
@@ -455,13 +453,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts of the pool's pages by their present use; each page is in one count."""
+    """Counts of the pool's pages by present use; each page is in a single count."""
 
     rt: int = 0  # held by real-time requests only
     be: int = 0  # held by best-effort requests only
     shared: int = 0  # held by requests of both classes
     idle: int = 0  # held by no request, kept for later prompts with the same beginning
-    leased: int = 0  # to workers that write to them
+    leased: int = 0  # to workers, which write there
     free: int = 0
 
 
@@ -475,7 +473,7 @@ class Scoring:
 
 @dataclass(slots=True)
 class Chunk:
-    """A slice of a prompt in one step."""
+    """A slice of a prompt in a step."""
 
     request: str
     tokens: tuple[int, ...]
@@ -490,21 +488,21 @@ class Chunk:
 
     @property
     def num_before(self) -> int:
-        """Return how many tokens before it the request holds."""
+        """Return how many tokens the request holds before this chunk."""
         return self.start - self.kv.dropped
 
     @property
     def is_last(self) -> bool:
-        """Return whether the prompt ends with it: then a token or a vector comes."""
+        """Return whether the prompt ends with this chunk: then a token or a vector comes."""
         return self.sampling is not None or self.pooling is not None
 
 
-@dataclass(slots=True)  # made for each request in each step: a frozen one takes three times as long to make
+@dataclass(slots=True)  # made for each request in each step: a frozen class takes three times as long
 class Decode:
-    """One token of a running request in one step."""
+    """A token of a running request in a step."""
 
     request: str
-    token: int | None  # None: the token that the step before this one samples for the request
+    token: int | None  # None: the token that the step before samples for the request
     start: int
     kv: KvForm
     sampling: Sampling
@@ -514,13 +512,13 @@ class Decode:
 
     @property
     def num_before(self) -> int:
-        """Return how many tokens before this one the request holds."""
+        """Return how many tokens the request holds before this token."""
         return self.start - self.kv.dropped
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
 class StepPlan:
-    """One forward pass: what runs, and where its KV lies."""
+    """A forward pass: what runs, and where the KV lies."""
 
     number: int
     chunks: tuple[Chunk, ...] = ()
@@ -546,7 +544,7 @@ class FormOrder:
 class FoldKv(FormOrder):
     """Fold blocks that lie behind the windows of a request, before the next work."""
 
-    folds: tuple[tuple[int, ...], ...]  # the block that takes what the blocks behind it in the tuple keep
+    folds: tuple[tuple[int, ...], ...]  # a new block, then the old blocks to fold into it
 
 
 @dataclass(frozen=True, slots=True)
@@ -559,34 +557,34 @@ class StepFailure:
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
 class StepResult:
     number: int
-    tokens: tuple[tuple[str, int], ...]  # (request, the token sampled for it)
+    tokens: tuple[tuple[str, int], ...]  # (request, sampled token)
     unsampled: tuple[str, ...] = ()  # requests without a token: logits are not finite, or limits allow no token
-    logprobs: tuple[tuple[str, Logprob], ...] = ()  # for requests of `tokens` that ask for them
+    logprobs: tuple[tuple[str, Logprob], ...] = ()  # for requests of `tokens` that ask for these
     prompt_logprobs: tuple[tuple[str, tuple[Logprob, ...]], ...] = ()  # of chunks that are scored
     failure: StepFailure | None = None  # then all else is empty
-    vectors: tuple[tuple[str, bytes], ...] = ()  # (request, what its opening brings): its token is POOLED
+    vectors: tuple[tuple[str, bytes], ...] = ()  # (request, what the opening brings): the token is POOLED
 
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """What a process does otherwise than it would (fallbacks.py)."""
+    """What a process does in another way than usual (fallbacks.py)."""
 
-    what: str  # that does not work as it should; a label of the metric, so one of few names
+    what: str  # that does not work; a label of the metric, so there are few names
     why: str
-    instead: str  # what happens in its place
+    instead: str  # what happens in place of it
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """The tokens that layers read that do not read all: those of a window, or of a stretch.
+    """The tokens that layers with a window, or with stretches, read.
 
     tokens          0 1 2 3 4 5 6 7 8 9      the token at 9 reads:
-    window 4                    x x x x      the last four, itself included
-    stretch 4       · · · ·|· · · ·|x x      those of its stretch
+    window 4                    x x x x      the last four, with the token itself
+    stretch 4       · · · ·|· · · ·|x x      the tokens of its stretch
     """
 
-    window: int | None = None  # the widest of these layers; None: none of them has a window
-    stretch: int | None = None  # tokens of a stretch; None: none of them has stretches
+    window: int | None = None  # the widest of these layers; None: no layer has a window
+    stretch: int | None = None  # tokens of a stretch; None: no layer has stretches
 
     def first_read(self, position: int) -> int:
         """Return the first token that the token at this position reads in any of these layers."""
@@ -603,29 +601,29 @@ class Sight:
 class Fold:
     """How far KV is folded where layers with less sight stand beside layers that read all (engine/models/folding.py).
 
-        old blocks     [all layers] [all layers] [all layers] ...   `blocks` of them, read by layers that read all alone
+        old blocks     [all layers] [all layers] [all layers] ...   `blocks` blocks, read only by layers that read all
         folded block   [what layers that read all keep of these ]   the first tokens of a request lie in such blocks
 
-    What a request does not hold of its tokens, since it folded some, counts as dropped.
+    Tokens that a request no longer holds after a fold count as dropped.
     """
 
     sight: Sight  # of the layers that do not read all
-    blocks: int  # that become one
+    blocks: int  # that become a single block
 
     def __post_init__(self) -> None:
         assert min(self.blocks, self.sight.most + 1) > 1, "nothing comes free"
 
     def spared(self, folded: int) -> int:
-        """Return how many tokens a request does not hold after it has folded its first `folded`."""
+        """Return how many tokens a request no longer holds after folding its first `folded`."""
         return folded - folded // self.blocks
 
     def folded(self, spared: int) -> int:
-        """Return how many first tokens a request has folded that lacks `spared` of them."""
+        """Return how many first tokens a request has folded if it no longer holds `spared` tokens."""
         return spared // (self.blocks - 1) * self.blocks
 
     def held(self, tokens: int) -> int:
-        """Return how many tokens' memory a request of `tokens` tokens holds at most, without a group that is not full:
-        the tokens that are read, and its share of those before."""
+        """Return for how many tokens a request of `tokens` tokens holds memory at most, without a group that is not
+        full: all tokens that are read, and the folded share of the tokens before."""
         older = max(0, tokens - self.sight.most)
         return tokens - older + units_for(older, self.blocks)
 
@@ -637,13 +635,13 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much memory requests take for the tokens that they have; by default for all of them."""
+    """How much memory requests take for their tokens; by default for all."""
 
-    most: int | None = None  # that a request needs memory for at once, beside those of a chunk; None: all that it has
+    most: int | None = None  # tokens that a request needs memory for at once, beside a chunk's; None: all its tokens
     fold: Fold | None = None
 
     def of_prompt(self, tokens: int) -> int:
-        """Return how many tokens a prompt of `tokens` holds at most, until its first token."""
+        """Return how many tokens a prompt of `tokens` holds at most, until the first token."""
         return tokens if self.most is None else min(tokens, self.most)
 
     def of_decode(self, tokens: int) -> int:
@@ -666,7 +664,7 @@ class WorkerLimits:
     max_step_tokens: int
     max_batch: int
     reach: int | None = None  # the last tokens that any layer reads, the newest included; None: all are kept
-    fold: Fold | None = None  # None: what is kept of a token stays as it is
+    fold: Fold | None = None  # None: KV of a token stays as it is
 
     def __post_init__(self) -> None:
         assert self.reach is None or self.fold is None, "what no layer reads is dropped, not folded"
@@ -685,12 +683,12 @@ class WorkerLimits:
         """Return how many leading tokens lie outside every layer's window after `tokens` were run, in whole pages."""
         if self.reach is None:
             return 0
-        read = max(1, self.reach - 1)  # by the next token; who is seated holds something
+        read = max(1, self.reach - 1)  # by the next token; a seated request holds something
         return max(0, tokens - read) // self.page_size * self.page_size
 
     @property
     def most_held(self) -> int | None:
-        """Return the most tokens that a request needs memory for, beside those of a chunk; None: all that it has."""
+        """Return the most tokens that a request needs memory for, beside a chunk's; None: all its tokens."""
         return None if self.reach is None else self.reach + self.page_size
 
     @property
@@ -698,7 +696,7 @@ class WorkerLimits:
         return Retention(self.most_held, self.fold)
 
     def least_held(self, tokens: int) -> int:
-        """Return how many of its `tokens` a request needs memory for at least; longer chunks need more."""
+        """Return for how many of `tokens` a request needs memory at least; longer chunks need more."""
         return tokens if self.most_held is None else min(tokens, self.most_held)
 
 
