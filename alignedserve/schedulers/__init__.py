@@ -1,4 +1,4 @@
-"""Schedulers: objects that plan the steps of a worker, each in a file of its own.
+"""Schedulers: objects that plan the steps of a worker. Each has a separate file.
 
 aligned.py      The default: chats in time, documents in all that chats leave. Begin here.
 near_lengths.py Which decodes of documents share a step (AlignedServe §3.3).

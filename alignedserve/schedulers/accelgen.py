@@ -1,8 +1,8 @@
 """AccelGen's own scheduler (§4.2 to §4.4): a budget by the tightest deadline, and the best fit of tokens and memory.
 
-The budget of prompt tokens is what saturates the hardware, in the ratio of the tightest SLO to the time of such a step
-(formula 6); nothing else bounds the time of a step. All running decodes stay in the step, and use the budget first.
-Chats and documents are equal: both go by slack.
+The budget of prompt tokens is the number that saturates the hardware, times the tightest SLO, divided by the time of
+such a step (formula 6); nothing else bounds the time of a step. All running decodes stay in the step, and use the
+budget first. Chats and documents are equal: both go by slack.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class AccelGen(Scheduler):
         return step.selection
 
     def add_prompts(self, step: StepBuilder, prompts: Iterable[Ranked], is_rt: bool) -> None:
-        """Add prompts that are not urgent, as they best fill what is left (§4.4)."""
+        """Add prompts that are not urgent, by the best fit to what is left (§4.4)."""
         ahead = 1 if is_rt else 2  # of a key come before the priority and the slack
         add_best_fit(step, ((key[ahead : ahead + 2], running) for key, running in prompts), is_in_paper=True)
 
@@ -65,7 +65,7 @@ class AccelGenNoBatch(AccelGen):
 
 
 class AccelGenNoOrder(Scheduler):
-    """Its ablation /Order (§6.3): by arrival; within a window of arrivals the best fit."""
+    """The ablation /Order (§6.3): by arrival; within a window of arrivals the best fit."""
 
     def plan(self, view: StepView) -> PlannedStep:
         """Fill the next step with decodes, then with the prompts that best fill what is left."""

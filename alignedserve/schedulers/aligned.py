@@ -8,8 +8,8 @@ tokens is cut to about 200, and the rest runs in later steps.
 Three exceptions keep work going, as decodes might fill R for ever: where nothing fits, the first request of the order
 runs alone; the first prompt of a chat that is late gets a block of tokens; and one text that runs whole may pass R.
 
-The paper of each rule is named beside it, and what it gains: chats in time in points, tokens of documents in %, with
-the rule against without (lab/benchmarks/rules.py, results/2026-11-27-rules.jsonl). `Tight` is a CPU with promises of
+Beside each rule stand its paper and its gain, with the rule against without: chats in time in points, tokens of
+documents in % (lab/benchmarks/rules.py, results/2026-11-27-rules.jsonl). `Tight` is a CPU with promises of
 0.3 s and 60 ms. docs/how/steps.md and docs/how/packing.md have the reasons.
 """
 
@@ -73,7 +73,7 @@ class Aligned(Scheduler):
         if not ran_guests:
             step.add(step.seatable(guests(view, step)))
             self._ran_guests = not step.is_empty
-            if self._ran_guests:  # or one of them was seated, and is fetched first
+            if self._ran_guests:  # or a guest was seated, and is fetched first
                 return step.selection
         step.add_together(first_decodes(view, kept))  # decodes of all chats, if all fit
         ranks = ranks_of(view, kept, step)  # the other requests that have a seat
@@ -175,7 +175,7 @@ def is_worth_gaps(step: StepBuilder, prompt: WorkerRequest, size: int, most: int
     if step.policy.late is Late.DROP_LAST and promise.is_late(now):
         return False
     if prompt.request.runs_whole:
-        return not step.chunks  # one in a step: while chats decode, there may never be time for the whole prompt
+        return not step.chunks  # one per step: while chats decode, there may never be time for the whole prompt
     left_s, prefix, remade = promise.due_at(now) - now, prompt.num_held, prompt.num_remade
     if size and size * int(left_s / step.prompts_s) >= prompt.num_ahead:
         return False  # in time a piece at a time
@@ -200,7 +200,7 @@ def prompt_budget(at: StepContext) -> int:
     """Return the most prompt tokens of a step, however much time there is: four times the tokens that saturate the
     hardware, or with a fixed budget (`schedule.chunking`) all tokens of a step (AccelGen §4.2).
 
-    Gain: that of R and this budget together, +19 points against a fixed one at 24 conversations a second; the factor of
+    Gain: of R and this budget together, +19 points against a fixed budget at 24 conversations a second; the factor of
     four was not weighed alone."""
     if at.policy.chunking is not Chunking.SLO:
         return at.room
@@ -234,7 +234,7 @@ def first_decodes(view: StepView, kept: DecodeOrder | None) -> Sequence[WorkerRe
 def guests(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
     """Return the chats' prompts that run before all decodes, where nearly all decodes are of another caller, the host.
 
-    A guest has waited for the end of a step, and would wait for another one with all of the host's decodes. So guests
+    A guest has waited for the end of a step, and would wait for another step with all of the host's decodes. So guests
     run by themselves where that halves the second wait, and where all decodes are in time one step later. That never
     happens twice in a row: a stream of guests would stop the host's decodes. Gain: not weighed alone; together with a
     gateway that wakes fewer streams at a time, first tokens beside a flood in 43 ms in place of 57 (median).
@@ -352,7 +352,7 @@ def _prompts_bound_s(
 def unnoticed_s(view: StepView) -> float:
     """Return the most time of a step with documents, so that a chat of another caller hardly notices the documents.
 
-    A chat waits for the end of the running step, and its own step has documents too. Within one caller's work the
+    A chat waits for the end of the running step, and its first step has documents too. Within one caller's work the
     promise alone counts. For another's chat a step takes at most half the time of the chat's prompt alone. Or, where
     that is more, twice the time of the step's decodes, or of a chunk that saturates the hardware: shorter steps would
     do little but begin. Gain: on three CPUs the p95 of first tokens falls from 1.6 to 2.9 times that of chats alone to

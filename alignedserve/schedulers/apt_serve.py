@@ -1,6 +1,6 @@
 """Apt-Serve (§5): every request that has memory runs; before each step requests get memory by worth (memory/worth.py).
 
-Where prompts are not cut, a step runs either prompts or decodes: those that have been pending longer in all.
+Where prompts are not cut, a step runs either prompts or decodes: the group that has been pending longer in total.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The best fit (AccelGen §4.4): of about equally urgent prompts, the set that best fills the tokens and the memory
 left.
 
-A window holds the prompts with little more slack than the first prompt. Again and again the prompt is taken with the
-demand nearest (Euclidean) to the tokens and the memory left, each as a share of the total. Then the window moves on.
+A window holds the prompts with little more slack than the first prompt. Each time, the scheduler takes the prompt with
+the demand nearest (Euclidean) to the tokens and the memory left, both as shares of the total. Then the window moves on.
 
 Demands never exceed what is left, so the nearest is the largest: prompts are sorted by tokens and looked through from
 the largest that fits, until even the most memory of all could not make up for fewer tokens.

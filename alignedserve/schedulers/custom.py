@@ -1,8 +1,8 @@
 """A custom policy chooses among the requests of a step; the scheduler decides all else.
 
-    the policy names some    these may run, and those that it has left out of MOST_LEFT_OUT steps in a row
-    none of them can run     for lack of memory, say: the scheduler chooses among all
-    it has no answer         the same
+    the policy names some    these may run, and requests that it has left out of MOST_LEFT_OUT steps in a row
+    none of these can run    for lack of memory, say: the scheduler chooses among all
+    no answer comes          the same
 
 So whatever the policy says, each request with memory runs sooner or later, and every step runs something that can run.
 """

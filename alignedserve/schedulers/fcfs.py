@@ -1,8 +1,8 @@
-"""First come, first served: requests run as they came, and nothing is predicted.
+"""First come, first served: requests run by arrival, and nothing is predicted.
 
 Prompts get seats in the order of arrival, until memory is full. A step has all decodes, and chunks of prompts in the
-tokens that are left. Without chunking, whole prompts run before all decodes. A policy by arrival whose promises or
-memory bound steps all the same is filled in order (in_order.py).
+tokens that are left. Without chunking, whole prompts run before all decodes. Where a policy is by arrival, but
+promises or memory bound its steps, in_order.py plans them.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def _wait_for_time(far: Sequence[WorkerRequest], view: StepView) -> bool:
 
 
 def _came_later(near: Sequence[WorkerRequest], far: Sequence[WorkerRequest], found: PlannedStep, now: float) -> bool:
-    """Return whether one of `near` arrived after all prompts of `far` had begun, and none of `far` has to hurry."""
+    """Return whether a request of `near` arrived after all prompts of `far` had begun, and none of `far` must hurry."""
     newest = max([running.request.arrival_at for running in near])
     hurries_at = now + 2 * FOR_ANSWERS * found.predicted_s
     return all(

@@ -1,4 +1,4 @@
-"""Round robin, which BROS compares with (§7.1): two queues whose steps take turns."""
+"""Round robin, which BROS compares with (§7.1): two queues that take turns, step by step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RoundRobin(FirstCome):
 
     def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
         super().__init__(policy, most)
-        self._is_rt = True  # whether it is the turn of the chats
+        self._is_rt = True  # whether chats have the turn
         self._runs_rt = True  # whether chats run in this turn
 
     def plan(self, view: StepView) -> PlannedStep:

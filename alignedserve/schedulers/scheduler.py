@@ -80,7 +80,7 @@ class Scheduler(ABC):
 
     @property
     def runs_all_again(self) -> bool:
-        """Return whether the next step has the decodes of the last one, but for those that end."""
+        """Return whether the next step has the decodes of the last step, but for decodes that end."""
         return True
 
     def planned(self, selection: PlannedStep) -> None:
@@ -112,14 +112,14 @@ class Scheduler(ABC):
     # --- The order
 
     def in_order(self, requests: Iterable[WorkerRequest], at: StepContext) -> list[WorkerRequest]:
-        """Return requests that are here as they are served."""
+        """Return requests that are here, in the order of service."""
         return in_order(requests, at)
 
     def moved(self, running: WorkerRequest) -> None:  # noqa: B027  (most schedulers keep no order)
         """Note that the place of a request in the order may have changed."""
 
     def forget_order(self) -> None:  # noqa: B027
-        """Forget the order that is kept: a step runs that was planned without it."""
+        """Forget the kept order: a step runs that was planned without this order."""
 
     # --- Seats and memory
 
