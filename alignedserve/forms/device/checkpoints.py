@@ -1,7 +1,7 @@
 """Copies vectors of single tokens from slot to slot of the device cache, and to the worker's own memory and back.
 
-That memory belongs to this process and lives as long as it: a place has no header, as no other process reads it. It is
-laid out like the device cache, so that the same kernels gather from it and scatter to it.
+That memory belongs to this process and ends with it. No other process reads the memory, so a place has no header. The
+memory is laid out like the device cache, so that the same kernels gather from both and scatter to both.
 """
 
 from __future__ import annotations

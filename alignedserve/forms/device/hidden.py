@@ -1,8 +1,8 @@
 """Requests that are kept as hidden vectors: of each token, the input of each layer after its norm (Apt-Serve §4).
 
-Every step computes K and V of the earlier tokens from them, in scratch memory that all layers of the step share, puts
-K and V of the step's own tokens beside them, and attends there. A request's vectors fill one half of each block and
-then the other; a vector takes the first numbers of a slot.
+Every step computes K and V of the earlier tokens from these vectors, in scratch memory that all layers of the step
+share, puts K and V of the step's new tokens beside these, and attends there. A request's vectors fill one half of each
+block, then the other half; a vector takes the first numbers of a slot.
 """
 
 from __future__ import annotations

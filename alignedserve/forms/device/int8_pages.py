@@ -1,8 +1,8 @@
 """Converts a full page of KV to int8 and back (ALISE §3.2); forms/pool/int8_layout.py draws the page.
 
-Each channel of a page has its own least number and step, so that a channel with large numbers costs no other channel
-its precision. The two are kept in fp16 if that moves no number by more than half a step; otherwise the channel is
-*wide*, and they are kept in fp32 at the page's end. A page with too many wide channels, or with a number that is not
+Each channel of a page has a separate least number and step, so that a channel with large numbers costs other channels
+no precision. Both are kept in fp16 if that moves no number by more than half a step; otherwise the channel is *wide*,
+and both are kept in fp32 at the page's end. A page with too many wide channels, or with a number that is not
 finite, is not compressed.
 """
 

@@ -1,4 +1,4 @@
-"""The forms other than KV in which the pool's pages may be: what copies between pages and the device know of them."""
+"""The forms other than KV that the pool's pages may have, as copies between pages and the device know these forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forms other than KV in which an engine can keep requests, as an engine knows them."""
+"""The forms other than KV in which an engine can keep requests."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class DeviceForm(Protocol):
         """Return why a request cannot run in its present form; None where nothing hinders."""
 
     def attention(self, for_kv: Attention | None, rows: int, runs: Sequence[Run], cache: Tensor) -> Attention:
-        """Return the attention of a step: its first `rows` are those of `for_kv`, then come `runs`, kept in this
+        """Return the attention of a step: the first `rows` rows are those of `for_kv`, then come `runs`, kept in this
         form."""
 
     def perform(self, order: FormOrder, cache: Tensor) -> None:
         """Do on the device cache what the order says."""
 
     def remake(self, blocks: Sequence[int], tokens: int, cache: Tensor) -> None:
-        """Make K and V of tokens that these blocks hold in this form, in their place: what each step with them
-        costs."""
+        """Make K and V of tokens that these blocks hold in this form, in the same place: what each step with such
+        tokens costs."""
 
 
 def form_of(config: ModelConfig, kv_dtype: KvDtype, kernels: Kernels, model: Model) -> DeviceForm:
-    """Return the one form that there is so far."""
+    """Return the only form that there is so far."""
     return HiddenVectors(config, kv_dtype, kernels, model)

@@ -1,15 +1,15 @@
-"""Blocks that two requests share: a real-time one from the left, a best-effort one from the right (BROS §5).
+"""Blocks that two requests share: a real-time request from the left, a best-effort request from the right (BROS §5).
 
-A request keeps the end at which it began, also when the class changes: real-time here means from the left.
+A request keeps the end where it began, also when its class changes. Below, real-time means from the left.
 
-Token i of a request lies in the request's block i // block_size, at place i % block_size from the request's end. That
-is as if no block were shared, and kernels know only which end it is. Both ends grow towards each other:
+Token i of a request lies in the request's block i // block_size, at place i % block_size from the request's end. Places
+are as if no block were shared: of sharing, kernels know only the end. Both ends grow towards each other:
 
     slot         0   1   2   3   4   5   6   7
     apart        A0  A1  A2  ·   ·   b2  b1  b0      nothing is copied
     they meet    A0  A1  A2  A3  A4  b2  b1  b0
     A goes on    A0  A1  A2  A3  A4  A5  b1  b0      b2 is at a place on the host: a checkpoint; b misses a slot
-    b runs       A0  A1  A2  A3  A4  A5  ·   ·       its share of the block moves to another block, b2 comes back there
+    b runs       A0  A1  A2  A3  A4  A5  ·   ·       b's part of the block moves to another block; b2 comes back there
     or A ends    ·   ·   ·   ·   ·   b2  b1  b0      b2 comes back where it was
 
 A request that is to run claims a slot for each token, present and coming. A claim succeeds as a whole, or changes
@@ -18,12 +18,12 @@ nothing; after a successful claim the request is pinned, and loses nothing, unti
     RT (FindPreemptBlock)   free blocks; then blocks of best-effort requests that are not pinned, the emptiest first. Of
                             full blocks, first those of a request that misses slots already, then those of the newest
                             request, from its end
-    BE (FindBlock)          the slots of its own last block that the real-time request in it leaves; free blocks; for
-                            the part of a block, the real-time block with most empty slots
+    BE (FindBlock)          the slots that a real-time request leaves in the request's last block; free blocks; for the
+                            part of a block, the real-time block with most empty slots
 
 A real-time request takes the slots of best-effort tokens in the way, one by one as claimed; a best-effort request never
-takes a slot from another. A token has a slot, or a place on the host, or no vectors yet. Which blocks were preempted,
-and how far, is each holding's `kept`: the preemption table.
+takes a slot from another. A token has a slot, or a place on the host, or no vectors yet. The `kept` of each
+holding says which blocks were preempted, and how far: the preemption table.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Side(str, Enum):
 class SlotCounts:
     """The counts of what has happened to slots so far."""
 
-    num_preempted: int = 0  # blocks that a real-time request has entered where a best-effort one was alone
+    num_preempted: int = 0  # blocks that a real-time request has entered where a best-effort request was alone
     num_checkpoints: int = 0  # tokens, as the numbers below
     num_restored: int = 0
     num_moved: int = 0
@@ -63,10 +63,10 @@ class _SlotHolding:
     owner: BlockOwner
     side: Side
     blocks: list[int] = field(default_factory=list)
-    num_tokens: int = 0  # that it has claimed
-    kept: dict[int, int] = field(default_factory=dict)  # number of its block -> how many of its first slots are left
-    places: dict[int, int] = field(default_factory=dict)  # token -> where its vectors are, for lack of a slot
-    num_alone: int = 0  # of a best-effort request: blocks that no real-time one is in
+    num_tokens: int = 0  # that the request has claimed
+    kept: dict[int, int] = field(default_factory=dict)  # number of a block -> how many of its first slots are left
+    places: dict[int, int] = field(default_factory=dict)  # token without a slot -> where the vectors are
+    num_alone: int = 0  # of a best-effort request: blocks without a real-time request
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +90,12 @@ class _LeftPlan:
     free: int
     preempted: list[_BlockPart]
     losses: list[_Loss]
-    apart: list[_BlockPart]  # best-effort parts that are pinned, and in the way: they go to free blocks
+    apart: list[_BlockPart]  # pinned best-effort parts in the way: these go to free blocks
 
 
 @dataclass(slots=True)
 class _RightPlan:
-    in_place: list[int]  # numbers of its blocks
+    in_place: list[int]  # numbers of the request's blocks
     moving: list[int]
     new: list[int]
     last_shares: int | None  # the real-time block that has room for the last of those that move or are new
@@ -118,7 +118,7 @@ class TwoEndedBlocks(Blocks):
     # --- Claims
 
     def claim(self, owner: BlockOwner, side: Side, tokens: int) -> bool:
-        """Give the request all its slots, and one for each of `tokens` tokens; pin it and return True if they fit."""
+        """Give the request a slot for each of `tokens` tokens, lost slots too; pin it and return True if all fit."""
         holding = self._holdings.get(owner)
         if holding is not None and not holding.kept and self._grows_alone(holding, tokens):
             self._pinned.add(holding)
@@ -166,11 +166,11 @@ class TwoEndedBlocks(Blocks):
         return len(self._holdings[owner].places)
 
     def saved(self, owner: BlockOwner) -> tuple[tuple[int, int], ...]:
-        """Return those tokens, each with its place."""
+        """Return those tokens, each with its place on the host."""
         return tuple(self._holdings[owner].places.items())
 
     def is_shared(self, owner: BlockOwner) -> bool:
-        """Return whether another request is in one of its blocks."""
+        """Return whether another request is in a block of this request."""
         holding = self._holdings[owner]
         others = self._right if holding.side is Side.LEFT else self._left
         return any(block in others for block in holding.blocks)
@@ -224,7 +224,7 @@ class TwoEndedBlocks(Blocks):
         return [slot for owner in self._holdings for slot in self.slots(owner).values()]
 
     def slots(self, owner: BlockOwner) -> dict[int, int]:
-        """Return the slot of each of its tokens that has one: token -> block * block_size + offset."""
+        """Return the slots of the request's tokens that have a slot: token -> block * block_size + offset."""
         holding = self._holdings[owner]
         return {
             number * self._block_size + place: self._slot(holding, number, place)

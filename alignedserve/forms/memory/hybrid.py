@@ -138,7 +138,7 @@ class WeighedMemory(PlainMemory):
         return [of for of, kind in kinds if kind is None or (kind is CacheKind.HIDDEN and not of.kv.form)]
 
     def _stay_as(self, decodes: Sequence[WorkerRequest]) -> list[CacheKind | None]:
-        """Return the form of each decode: the present form where all next tokens find a place, else the one of most
+        """Return the form of each decode: the present form where all next tokens find a place, else the form of most
         worth."""
         held = [CacheKind.HIDDEN if running.kv.form else CacheKind.KV for running in decodes]
         wishes = [self._wish(running, running.num_tokens) for running in decodes]
@@ -148,12 +148,12 @@ class WeighedMemory(PlainMemory):
         return assign(wishes, self.num_free + sum(len(running.blocks) for running in decodes))
 
     def seat_by_worth(self, waiting: WaitingPrompts) -> list[WorkerRequest]:
-        """Give memory to the prompts that are worth most, each as what it is worth most as; return them."""
+        """Give memory to the prompts that are worth most, each in its form of most worth; return these prompts."""
         if not self.weighs:
             return []
         prompts = sorted(waiting, key=lambda prompt: prompt.request.arrival_at)
         prompts_s = sum(map(self._pending_s, (*prompts, *self._here.prompts.values())))
-        takes_prompts = self.scheduler.takes_prompts(prompts_s, self._decodes_s)  # asked in any case: it is noted there
+        takes_prompts = self.scheduler.takes_prompts(prompts_s, self._decodes_s)  # always asked, and noted there
         seats = self.limits.max_batch - self._here.num_seated
         if seats <= 0 or not takes_prompts:
             return []

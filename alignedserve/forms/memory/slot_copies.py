@@ -1,11 +1,12 @@
-"""The copies of single tokens' vectors that are due before a step, collected while it is planned (BROS §5.2).
+"""The copies of single tokens' vectors that are due before a step, collected while the step is planned (BROS §5.2).
 
     checkpoint   slot of the device ──▶ place in the worker's own memory on the host
     restore      place              ──▶ slot
     move         slot               ──▶ slot
 
-All are read before any is written: each source is a slot or a place as it was before the first copy. So vectors that
-were to come to a slot and are copied on from there, all in one plan, are copied from where they are.
+All sources are read before any target is written: each source is as it was before the first copy. So a copy on from a
+target of the same plan goes back to the first source. For example, restore place 3 to slot 7, then move slot 7 to slot
+9: both slots are restored from place 3.
 """
 
 from __future__ import annotations

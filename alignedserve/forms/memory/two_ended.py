@@ -39,7 +39,7 @@ class TwoEndedMemory(PlainMemory):
 
     def __init__(self, pace: Pace, steps: StepsInFlight, here: Requests, pool: PoolLink, scheduler: Scheduler) -> None:
         super().__init__(pace, steps, here, pool, scheduler)
-        self._short: set[WorkerRequest] = set()  # they found no slot for their next token when they last claimed one
+        self._short: set[WorkerRequest] = set()  # requests that found no slot for the next token at the last claim
         self._left: list[WorkerRequest] = []  # have left; the step in flight may still write to their blocks
 
     def make_blocks(self) -> TwoEndedBlocks:
@@ -113,7 +113,7 @@ class TwoEndedMemory(PlainMemory):
         self.slots.pin(self._here.kept)
 
     def _claim_next(self, running: WorkerRequest) -> bool:
-        """Claim all slots of a request, and one for the next token; a prompt has claimed enough."""
+        """Claim all slots of a request, and a slot for the next token; a prompt has claimed enough."""
         claimed = self.slots.claim(running, side_of(running), running.prefix + 1)
         (self._short.discard if claimed else self._short.add)(running)
         return claimed
@@ -178,7 +178,7 @@ class TwoEndedMemory(PlainMemory):
         return [running for running in self._here.seated if running in self._short or self.slots.has_lost(running)]
 
     def _as_they_return(self, at: StepContext) -> list[WorkerRequest]:
-        """Return requests that lack slots in the order of the choice: of one level, those restored soonest come first
+        """Return requests that lack slots in the order of the choice: of one level, the soonest restored come first
         (algorithms §1, §7)."""
 
         def standing(running: WorkerRequest) -> Standing:
@@ -204,7 +204,7 @@ class TwoEndedMemory(PlainMemory):
         return (replace(self.slots.copies() or CopySlots(), copy=copy.number, saved=saved),)
 
     def may_stay(self, running: WorkerRequest) -> bool:
-        return not self.slots.is_shared(running)  # else it would be in another one's way
+        return not self.slots.is_shared(running)  # else in the way of another request
 
     def hold(self, running: WorkerRequest) -> None:
         self.slots.pin((running,))
@@ -263,5 +263,5 @@ class TwoEndedSeating(Seating):
 
 
 def slots_of(memory: PlainMemory) -> TwoEndedBlocks | None:
-    """Return the blocks of this memory, where two requests may be in one."""
+    """Return the blocks of this memory, where two requests may share a block."""
     return memory.slots if isinstance(memory, TwoEndedMemory) else None

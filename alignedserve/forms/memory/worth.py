@@ -1,15 +1,15 @@
 """Choose how a request is best kept on the device: as KV, as hidden vectors, or not at all (Apt-Serve §4.2, §5).
 
 Hidden vectors take half of the memory, and every step makes K and V of them again, which delays all requests here.
-Scheduling request i is worth p, the time that i has been pending; as hidden p - N·ρ·m, where N requests are here, and
-making K and V of i takes ρ·m. So memory brings, for each unit of it, with m halved:
+To schedule request i is worth p, the time that i has been pending; as hidden vectors p - N·ρ·m, where N is the number
+of requests here and ρ·m the time to make K and V of i. So a unit of memory brings, where hidden vectors take m/2:
 
     first half (hidden)     2p/m - 2Nρ
     second half (KV)        2Nρ
     all or nothing (KV)     p/m           where the first half would bring less than the second: p/m < 2Nρ
 
-Taking what brings most first, and in the end the better of that and of the best request alone, is worth at least half
-of the best there is.
+To take what brings most first, and in the end the better of that choice and the best single request, is worth at least
+half of the best possible choice.
 """
 
 # ruff: noqa: RUF002, RUF003  (formulas are in the papers' letters)
@@ -29,7 +29,7 @@ class CacheKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MemoryWish:
-    """The worth of a request, and the memory it takes."""
+    """The worth of a request, and the memory that the request takes."""
 
     value: float  # p, in seconds, less for a late request
     kv: int  # memory as KV, in whatever unit
@@ -81,7 +81,7 @@ def assign(wishes: Sequence[MemoryWish], memory: int) -> list[CacheKind | None]:
 def _gains(number: int, wish: MemoryWish, memory: int) -> list[_Gain]:
     """Return the gains of a request that can fit, in the order in which they may be had.
 
-    Each brings no more for its memory than the gain before it."""
+    Each gain brings no more for its memory than the gain before."""
     if wish.is_sure:
         return [_Gain(number, CacheKind.HIDDEN, CacheKind.KV)] if wish.kv - wish.hidden <= memory else []
     first = _Gain(number, None, CacheKind.HIDDEN)

@@ -6,8 +6,9 @@
 
 The pool gives the order, and a worker compresses beside its steps: Compress ─▶ worker ─▶ Compressed. A worker has one
 order at a time. Order numbers rise, so a worker recognises an order that comes twice. The pool repeats lost orders with
-its inquiries. The new pages are leased to the worker under a separate name, since an ask for pages gives back what its
-other lease has. If the worker dies, they are free when its lock is; until then it may still be writing.
+its inquiries. The new pages are leased to the worker under a separate name, since an ask for pages gives back the
+worker's other leased pages. If the worker dies, the new pages are free when the worker's lock is: before, it may still
+write.
 
 The pool does not call back an order that is no longer needed. If a running request has a page by the time of the
 answer, the page stays uncompressed, since a worker reads it by its number.

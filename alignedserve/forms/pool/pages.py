@@ -1,7 +1,8 @@
-"""The owners of pages where waiting requests' pages become int8, which are smaller (ALISE §3.2).
+"""The owners of pages, where pages of waiting requests become int8 pages, which are smaller (ALISE §3.2).
 
-To compress a page, a worker copies it to another page in int8. Until that has ended, entries keep the old page, which
-stays taken even if all of them leave. Then the new page replaces it and gets its name, or is given back.
+To compress a page, a worker copies it to another page in int8. Until the copy has ended, entries keep the old page,
+which stays taken even if all these entries leave. Then the new page replaces the old page and gets its name, or is
+given back.
 
 The pool's extents (kvpool/arena/extents.py) hold pages of one kind at a time: while one int8 page of an extent is in
 use, no KV fits there. So compressed pages go to extents that are in use before they begin a new one.

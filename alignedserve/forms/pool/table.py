@@ -1,4 +1,4 @@
-"""Make the pool's pages, and what compresses them to int8 where the policy asks for that."""
+"""Make the pool's pages, and the part that compresses pages to int8 where the policy asks for it."""
 
 from __future__ import annotations
 

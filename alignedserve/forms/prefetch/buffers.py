@@ -1,5 +1,5 @@
-"""KV that a prefill worker holds for decode workers, prefetched or evicted (AlignedServe §3.2), and the KV that they
-pull.
+"""KV that a prefill worker holds for decode workers, prefetched or evicted (AlignedServe §3.2), and the answers to
+their Pulls.
 
     Prefetch ── room: CopyIn ──────────┬─▶ filling ──▶ here: Prefetched ── Pull ──▶ sending ──▶ gone
     Evict ──── room: Pull, ReceiveKv ──┘      │ not intact  └── prompts lack memory ──┐

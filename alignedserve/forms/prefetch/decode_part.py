@@ -1,4 +1,4 @@
-"""A decode worker's part in having prefill workers hold KV: that of candidates, and of requests that have to leave."""
+"""A decode worker's part: asks prefill workers to hold KV of candidates, and of requests that have to leave."""
 
 from __future__ import annotations
 
