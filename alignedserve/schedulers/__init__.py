@@ -5,6 +5,7 @@ near_lengths.py Which decodes of documents share a step (AlignedServe §3.3).
 scheduler.py    The interface of a scheduler.
 table.py        Which scheduler a policy means.
 best_fit.py     The default, with the best fit of prompts to the tokens and the memory left (AccelGen §4.4).
+bros.py         BROS: the default's rules, with chats by the slack of all their work.
 accelgen.py     AccelGen by its own formulas.
 in_order.py     By a fixed order within the time of a step.
 alise.py        ALISE: by predicted levels; requests of lower levels are swapped out.

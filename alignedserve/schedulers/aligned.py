@@ -9,7 +9,7 @@ Three exceptions keep work going, as decodes might fill R for ever: where nothin
 runs alone; the first prompt of a chat that is late gets a block of tokens; and one text that runs whole may pass R.
 
 Beside each rule stand its paper and its gain, with the rule against without: chats in time in points, tokens of
-documents in % (lab/benchmarks/rules.py, results/2026-11-27-rules.jsonl). `Tight` is a CPU with promises of
+documents in % (lab/benchmarks/rules.py, results/2026-11-28-rules.jsonl). `Tight` is a CPU with promises of
 0.3 s and 60 ms. docs/how/steps.md and docs/how/packing.md have the reasons.
 """
 
@@ -47,7 +47,7 @@ class Aligned(Scheduler):
         self.bounds_steps = policy.chunking is Chunking.SLO
         self._near = NearLengths() if policy.grouping is Grouping.ALIGNED else None
         self._order = DecodeOrder(policy)  # of decodes, where a step has too few places for all
-        self._ran_guests = False  # whether the last step had guests alone
+        self._ran_visitors = False  # whether the last step had visitors alone
 
     def plan(self, view: StepView) -> PlannedStep:
         """Fill the next step, and leave out the longest documents where that is faster (near_lengths.py)."""
@@ -62,7 +62,7 @@ class Aligned(Scheduler):
         A chat's prompt that finds no memory or seat gets a document's, which waits until there is room again.
         """
         at, kept = view.at, self.kept(view)
-        ran_guests, self._ran_guests = self._ran_guests, False
+        ran_visitors, self._ran_visitors = self._ran_visitors, False
         view.waiting.refresh(at.now, at.times, at.chunk)
         if (decodes := self.all_decodes(view)) is not None:
             return decodes  # as in most steps: no prompt waits, and there is time for all
@@ -70,10 +70,10 @@ class Aligned(Scheduler):
 
         # The step may take R, a budget of prompt tokens, and as many requests as the engine takes.
         step = AlignedStep(view, self.bounds(view, kept), prompt_budget(at), self.batch)
-        if not ran_guests:
-            step.add(step.seatable(guests(view, step)))
-            self._ran_guests = not step.is_empty
-            if self._ran_guests:  # or a guest was seated, and is fetched first
+        if not ran_visitors:
+            step.add(step.seatable(visitors(view, step)))
+            self._ran_visitors = not step.is_empty
+            if self._ran_visitors:  # or a visitor was seated, and is fetched first
                 return step.selection
         step.add_together(first_decodes(view, kept))  # decodes of all chats, if all fit
         ranks = ranks_of(view, kept, step)  # the other requests that have a seat
@@ -119,7 +119,7 @@ class Aligned(Scheduler):
         the step within three quarters of R.
 
         More of them gain next to nothing. Gain: first tokens in 71 ms (median) in place of 102, gaps of 118 ms (P99) in
-        place of 147, for as many tokens of documents; in points: long prompts +1.3 and +0.8, tight +0.5 and -2.8.
+        place of 147; on 17 loads -3.6 to +2.2 points (tight 1+1), -2.1 to +19.1 %.
         """
         if not (self.bounds_steps and any(running.promise.is_rt for running in step.decodes)):
             return step.budget
@@ -190,7 +190,7 @@ def are_few_gaps(decodes: Iterable[WorkerRequest], now: float) -> bool:
     """Return whether few decodes are in time, and fewer still had no late gap so far.
 
     Gain: in a rush on a machine where a prompt takes twice as long as a gap may, 75 % of first tokens are in time in
-    place of 47 %; over a run, long prompts 0 to +1.1 points, tight -2.8 and -3.6."""
+    place of 47 %; on 17 loads -2.2 to +0.7 points, 0 to +3.6 %."""
     chats = [running.promise for running in decodes if running.promise.is_rt]
     in_time = [promise for promise in chats if not promise.is_late(now)]
     return len(in_time) <= MOST_GAPS and sum(not promise.has_missed for promise in in_time) <= GAPS_FOR_FIRST
@@ -231,13 +231,13 @@ def first_decodes(view: StepView, kept: DecodeOrder | None) -> Sequence[WorkerRe
     return decodes
 
 
-def guests(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
+def visitors(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
     """Return the chats' prompts that run before all decodes, where nearly all decodes are of another caller, the host.
 
-    A guest has waited for the end of a step, and would wait for another step with all of the host's decodes. So guests
-    run by themselves where that halves the second wait, and where all decodes are in time one step later. That never
-    happens twice in a row: a stream of guests would stop the host's decodes. Gain: not weighed alone; together with a
-    gateway that wakes fewer streams at a time, first tokens beside a flood in 43 ms in place of 57 (median).
+    A visitor has waited for the end of a step, and would wait for another step with all of the host's decodes. So
+    visitors run by themselves where that halves the second wait, and where all decodes are in time one step later. That
+    never happens twice in a row: a stream of visitors would stop the host's decodes. Gain: not weighed alone; together
+    with a gateway that wakes fewer streams at a time, first tokens beside a flood in 43 ms in place of 57 (median).
     """
     decodes, waiting = view.decodes, view.waiting
     callers = Counter([running.request.caller for running in decodes])

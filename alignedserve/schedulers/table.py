@@ -11,6 +11,7 @@ from alignedserve.schedulers.aligned import Aligned
 from alignedserve.schedulers.alise import Alise
 from alignedserve.schedulers.apt_serve import AptServe
 from alignedserve.schedulers.best_fit import BestFit
+from alignedserve.schedulers.bros import Bros
 from alignedserve.schedulers.fastserve import FastServe, Mlfq
 from alignedserve.schedulers.fcfs import FirstCome, LongestLeaves
 from alignedserve.schedulers.in_order import InOrder
@@ -23,7 +24,7 @@ SCHEDULERS: Mapping[SchedulerName, type[Scheduler]] = MappingProxyType(
     {
         SchedulerName.ALIGNED: Aligned,
         SchedulerName.BEST_FIT: BestFit,
-        SchedulerName.BROS: Aligned,
+        SchedulerName.BROS: Bros,
         SchedulerName.SHORTEST: InOrder,
         SchedulerName.ALISE: Alise,
         SchedulerName.ACCELGEN: AccelGen,

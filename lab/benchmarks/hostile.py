@@ -8,7 +8,8 @@ Then floods, each beside a deployment of its own, from a process of its own, wit
 the lowest priority: on a machine of its own it would take no time from the server's processors.
 
     one_stream     what an honest client does: one stream after the other, the least that any load costs
-    answer         unstreamed answers of 128 choices with 20 log-probabilities, one after the other
+    choices        unstreamed answers of 128 choices, one after the other
+    logprobs       unstreamed answers of 16 clients, with 20 log-probabilities of each token
     batch_answer   a batch whose lines have such answers
     forms          16 uploads of forms without end and without content
     unread         40 clients that never read their streams of 4 choices
@@ -123,9 +124,13 @@ def large(max_tokens: int) -> dict[str, Any]:
     return chat(n=128, max_tokens=max_tokens, logprobs=True, top_logprobs=20)
 
 
-async def answer(http: httpx.AsyncClient) -> None:
+async def choices(http: httpx.AsyncClient) -> None:
     while True:
-        await http.post(PATH, json=large(200))
+        await http.post(PATH, json=chat(n=128, max_tokens=200))
+
+
+async def logprobs(http: httpx.AsyncClient) -> None:
+    await again(UPLOADS, lambda _: http.post(PATH, json=chat(max_tokens=200, logprobs=True, top_logprobs=20)))
 
 
 async def batch_answer(http: httpx.AsyncClient) -> None:
@@ -182,7 +187,7 @@ async def unread(http: httpx.AsyncClient) -> None:
 
 
 FLOODS: dict[str, Callable[[httpx.AsyncClient], Awaitable[None]]] = {
-    flood.__name__: flood for flood in (answer, batch_answer, forms, unread, schemas, texts)
+    flood.__name__: flood for flood in (choices, logprobs, batch_answer, forms, unread, schemas, texts)
 }
 _CLOSED = f"arrivals=closed,replace=true,first_s=1e6,in_flight={CLIENTS}"
 LOADS = {  # floods of what honest clients ask, as workloads; a word is about two tokens

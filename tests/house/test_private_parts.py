@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PRIVATE = {
     "uvicorn.protocols.http.httptools_impl": {"STATUS_LINE", "HttpToolsProtocol", "RequestResponseCycle"},
     "torch._C._distributed_c10d": {"Store", "PrefixStore"},
+    "torch": {"_scaled_mm"},
     "ray._private": {"state.available_resources_per_node"},
 }
 # Of uvicorn's protocol: what ours overrides or calls, with the parameters beside self; and what it reads.
@@ -46,8 +47,10 @@ def moved(library: str, what: str) -> str:
 
 def used() -> Iterator[tuple[str, str]]:
     """Yield each private module of these libraries, and what our code uses of it."""
-    for path in sorted((ROOT / "alignedserve").rglob("*.py")):
+    folders = ("alignedserve", "decode_worker", "prefill_worker", "kvpool", "router", "kernels", "lab")
+    for path in sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py")):
         text = path.read_text(encoding="utf-8")
+        yield from (("torch", name) for name in re.findall(r"\btorch\.(_[a-z]\w+)\(", text))
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("uvicorn.", "torch._C", "ray._")):
                 yield from ((str(node.module), name.name) for name in node.names)
@@ -84,6 +87,12 @@ def test_ray_says_what_is_free_on_each_node() -> None:
     method = getattr(ray._private.state, "available_resources_per_node", None)
     assert method is not None, moved("ray", "_private.state.available_resources_per_node")
     assert [*inspect.signature(method).parameters] == [], moved("ray", "_private.state.available_resources_per_node")
+
+
+def test_torchs_product_of_fp8_takes_what_ours_gives_it() -> None:
+    said = str(torch.ops.aten._scaled_mm.default._schema)
+    for parameter in ("scale_a", "scale_b", "out_dtype"):
+        assert f" {parameter}" in said, moved("torch", f"_scaled_mm's parameter {parameter}")
 
 
 def test_torchs_stores_take_what_ranks_give_them() -> None:

@@ -19,7 +19,7 @@ ROUND = Policy(SchedulerName.ROUND_ROBIN, chunking=Chunking.FIXED)
     [
         ("aligned", "Aligned"),
         ("aligned-multi-resource", "BestFit"),
-        ("bros", "Aligned"),
+        ("bros", "Bros"),
         ("shortest", "InOrder"),
         ("accelgen", "AccelGen"),
         ("accelgen-no-chunk", "AccelGen"),

@@ -137,7 +137,7 @@ class StepContext:
 
         A step whose predicted time fills the bound would be late every other time. A chat has a few dozen gaps, so
         their 99th percentile is the longest gap, and all chats share the steps: only a step in some thousands is to be
-        late. Gain: 14 to 85 points on five loads, for 2 to 6 % of the tokens of documents.
+        late. Gain: 13.8 points on 17 loads, up to 74; documents -2.3 to +20.6 %.
         """
         return bound_s / (1.0 + self.cost.uncertainty[kind].beyond(USUAL * bound_s))
 

@@ -1,0 +1,13 @@
+"""BROS (§4.2): chats take the time, the seats and the memory of documents, and go by the slack of all their work.
+
+The default's rules are BROS's, with chats by the slack that all of their work leaves (§4.1), where the default looks at
+the next token. The order is that of the policy (scheduling/orders.py).
+"""
+
+from __future__ import annotations
+
+from alignedserve.schedulers.aligned import Aligned
+
+
+class Bros(Aligned):
+    """Algorithm 1: "meet the latency SLOs of each RT request while maximizing the throughput of BE requests" (§4)."""
