@@ -139,7 +139,8 @@ class Aligned(Scheduler):
     ) -> WorkerRequest:
         """Return the document that is last in the order of service, or without documents that chat (BROS §4.2).
 
-        While one batch takes the place of another, a request of the old batch leaves. Gain: not weighed alone."""
+        While one batch takes the place of another, a request of the old batch leaves. Gain: on 17 loads -3.8 to +0.2
+        points, -2.8 to +0.7 %: few lack memory for decodes. It stands, as a document must not cost a chat's KV."""
         seated = (*prompts, *decodes)
         return last_of_old([seat for seat in seated if not seat.promise.is_rt] or seated, at)
 
@@ -216,8 +217,8 @@ def first_decodes(view: StepView, kept: DecodeOrder | None) -> Sequence[WorkerRe
     These are the decodes of chats: a decode that is left out would be late more often than a prompt that gets a little
     less. Decodes of documents are added only where no prompt is urgent or a chat's: beside documents a chat's prompt
     would need more steps. Where there are more decodes than places, the first chats come that have places, or all chats
-    beside a chat's prompt. Gain of documents among them: -3.7 to +1.3 points, -3.9 to +5.4 %; of chats first: not
-    weighed.
+    beside a chat's prompt. Gain of documents among them: -3.7 to +1.3 points, -3.9 to +5.4 %; of chats first:
+    none on 17 loads, where no step lacks places.
     """
     at, decodes, prompts, waiting = view.at, view.decodes, view.prompts, view.waiting
     has_rt = any(running.promise.is_rt for running in chain(islice(waiting.real_time, 1), prompts))

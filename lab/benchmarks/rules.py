@@ -39,6 +39,7 @@ from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.loads.figures.request_figures import requests_of_class
 from alignedserve.schedulers import aligned
 from alignedserve.schedulers.near_lengths import NearLengths
+from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.worker.memory import RecentNeed
 from alignedserve.worker.pace import ArrivalForecast
 from alignedserve.worker.step.view import StepContext
@@ -67,6 +68,11 @@ RULES: Mapping[str, SchedulingRule] = {
         lambda real: lambda *args: [running for running in real(*args) if running.promise.is_rt],
         ((aligned, "first_decodes"),),
     ),
+    "first chats": SchedulingRule(
+        lambda real: lambda view, kept: real(view, kept) if kept is None else kept.real_time(),
+        ((aligned, "first_decodes"),),
+    ),
+    "documents leave": SchedulingRule(lambda _real: Scheduler.leaving, ((aligned.Aligned, "leaving"),)),
     "budget": SchedulingRule(lambda _real: lambda at: at.room, ((aligned, "prompt_budget"),)),
     "memory stays free": SchedulingRule(always(0), ((RecentNeed, "spare_blocks"),)),
     "chats to come": SchedulingRule(always(inf), ((ArrivalForecast, "bound_s"),)),
