@@ -24,7 +24,18 @@ from alignedserve.protocol.events import (
     StepDone,
     TimerFired,
 )
-from alignedserve.protocol.messages import ROUTER, Cancel, Commit, Decline, GiveBack, Message, Offer, Prefill, Pull
+from alignedserve.protocol.messages import (
+    ROUTER,
+    Cancel,
+    Commit,
+    Decline,
+    GiveBack,
+    Message,
+    Offer,
+    Prefill,
+    Progress,
+    Pull,
+)
 from alignedserve.scheduling.policy import Chunking, Handoff, Policy, Room, SchedulerName
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.setup import WorkerSetup
@@ -75,6 +86,8 @@ class Node(RuleBasedStateMachine):
                     self.work.append(KvSent(number, to, ok=bool(number % 3)))
                 case Send("decode-0", Offer(entry)):
                     self.work.append(self.answer(entry.request.id))
+                case Send(_, Progress(cut=cut)):  # its owner starts the next attempt
+                    self.over |= {name for name, _ in cut}
                 case Send(to, message) if to in (PREFILL, "pool-0"):
                     self.arrives(by, to, message)
 
