@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 
-from tests.end_to_end.client import all_tokens, check_greedy, mixed
+from tests.end_to_end.client import all_tokens, check_greedy, documents, mixed
 from tests.end_to_end.deployment import BACK_S, Deployment, deployed, wait_until
 from tests.planted import Hangs
 from tests.rare import rare, rarely
@@ -39,9 +41,13 @@ def hanging(hangs: Hangs) -> Iterator[Deployment]:
     ],
 )
 def test_requests_go_on_when_a_part_hangs(hanging: Deployment, hangs: Hangs, part: str, place: str, how: str) -> None:
-    wanted, pid = mixed(4, seed=1, outputs=(60, 100)), hanging.pid(part)
+    """Requests come until one brings the part to that place: prefill workers keep requests whose end they expect."""
+    pid, sent = hanging.pid(part), count(1)
     hang(hangs, pid, place, how)
-    check_greedy(wanted, asyncio.run(all_tokens(hanging.url, wanted)))
+    ends_at = time.monotonic() + BACK_S
+    while pid in hanging.processes() and time.monotonic() < ends_at:
+        wanted = documents(2, seed=next(sent), outputs=(80, 100)) + mixed(2, seed=next(sent), outputs=(60, 100))
+        check_greedy(wanted, asyncio.run(all_tokens(hanging.url, wanted)))
     comes_back(hanging, part, pid)
 
 
