@@ -201,8 +201,8 @@ def prompt_budget(at: StepContext) -> int:
     """Return the most prompt tokens of a step, however much time there is: four times the tokens that saturate the
     hardware, or with a fixed budget (`schedule.chunking`) all tokens of a step (AccelGen §4.2).
 
-    Gain: of R and this budget together, +19 points against a fixed budget at 24 conversations a second; the factor of
-    four was not weighed alone."""
+    Gain: of R and this budget together, +19 points against a fixed budget at 24 conversations a second; of the
+    factor of four -3.9 to +4.5 points, -21 to +12 %."""
     if at.policy.chunking is not Chunking.SLO:
         return at.room
     return max(at.block_size, int(at.policy.budget_pivots * at.pivot))
@@ -237,8 +237,8 @@ def visitors(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
 
     A visitor has waited for the end of a step, and would wait for another step with all of the host's decodes. So
     visitors run by themselves where that halves the second wait, and where all decodes are in time one step later. That
-    never happens twice in a row: a stream of visitors would stop the host's decodes. Gain: not weighed alone; together
-    with a gateway that wakes fewer streams at a time, first tokens beside a flood in 43 ms in place of 57 (median).
+    never happens twice in a row: a stream of visitors would stop the host's decodes. Gain: beside
+    a flood of 64 chats on a CPU +8 to +16 points, -0.5 to +0.4 % of the flood's tokens; else 0.
     """
     decodes, waiting = view.decodes, view.waiting
     callers = Counter([running.request.caller for running in decodes])

@@ -11,9 +11,11 @@ a CPU with promises of 0.3 s and 60 ms, to 4 chats a second and to one in 2 s.
     alone      chats at 1.5 times the capacity
     documents  at 0.7 times the capacity, beside 32 documents of 1,600 tokens in flight
     lots       at the capacity, beside lots of 32 shorter documents
+    flood      short chats of one key, one in 2 s, with a promise of 0.2 s; beside another key's 64 chats in flight
 
 A line says the share of chats that keep all promises, or the tokens of documents in a second while chats come: without
-the rule (`value`), with it (`baseline`), and by seed what the rule brings, in points or percent.
+the rule (`value`), with it (`baseline`), and by seed what the rule brings, in points or percent. In a flood the chats
+of the first key count as chats, and the tokens of the other key as those of documents.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ from alignedserve.core import ServiceClass
 from alignedserve.lab.benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
 from alignedserve.lab.benchmarks.common.report import command, several
 from alignedserve.lab.benchmarks.common.simulating import of_each, record_of, save_load
-from alignedserve.lab.benchmarks.promises import ANSWERS, CHATS, ONE_PLUS_ONE, NamedLoad, loads, num_kept
+from alignedserve.lab.benchmarks.promises import ANSWERS, CHATS, ONE_PLUS_ONE, NamedLoad, loads
 from alignedserve.lab.reports.trial import SimulationTrial
-from alignedserve.loads.figures.request_figures import requests_of_class
+from alignedserve.loads.figures.request_figures import attains, requests_of_class
 from alignedserve.schedulers import aligned
 from alignedserve.schedulers.near_lengths import NearLengths
 from alignedserve.schedulers.scheduler import Scheduler
@@ -55,6 +57,11 @@ def always(value: object) -> Callable[[Function], Function]:
 class SchedulingRule:
     off: Callable[[Function], Function]  # from the rule's function makes that which says nothing
     places: tuple[tuple[Any, str], ...]  # whose attribute it is; the same function in each
+
+
+def one_pivot(at: StepContext) -> int:
+    """Return the budget of prompt tokens without the factor: what saturates the hardware."""
+    return max(at.block_size, at.pivot)
 
 
 RULES: Mapping[str, SchedulingRule] = {
@@ -79,6 +86,8 @@ RULES: Mapping[str, SchedulingRule] = {
     "chats handed on": SchedulingRule(always(inf), ((ArrivalForecast, "joins_s"),)),
     "near lengths": SchedulingRule(lambda _real: lambda _self, found, _view: found, ((NearLengths, "choose"),)),
     "another key": SchedulingRule(always(inf), ((aligned, "unnoticed_s"),)),
+    "visitors": SchedulingRule(always(()), ((aligned, "visitors"),)),
+    "factor of four": SchedulingRule(lambda _real: one_pivot, ((aligned, "prompt_budget"),)),
     "caution": SchedulingRule(lambda _real: lambda _self, bound_s, *_: bound_s, ((StepContext, "careful_s"),)),
 }
 
@@ -92,6 +101,17 @@ DOCUMENTS = {
     "replace": True,
     "num_requests": 100_000,
 }
+GUESTS = {
+    "name": "chats",
+    "caller": "ann",
+    "prompt": "8-24",
+    "output": "16-96",
+    "rate": 0.5,
+    "num_requests": 100_000,
+    "ttft_s": 0.2,
+}
+FLOOD = "flood"
+FLOODED = {"name": FLOOD, "caller": "bob", "arrivals": "closed", "in_flight": 64, "replace": True}
 SECONDS = 20
 WORTH = {"chats in time, points": 0.5, "documents, %": 1.0}  # at least, for a rule to stay
 CLUSTERS = {"2xcolocated": 1.0, "1+1": ONE_PLUS_ONE}
@@ -139,9 +159,11 @@ def outcome(rules: Sequence[str], trial: SimulationTrial, left_out: str | None) 
     with without(RULES[left_out]) if left_out else heard(rules) as said:
         record = record_of(trial)
     chats, documents = (requests_of_class(record.requests, service) for service in ServiceClass)
+    if others := [chat for chat in chats if chat.id.startswith(FLOOD)]:
+        chats, documents = [chat for chat in chats if not chat.id.startswith(FLOOD)], others
     until = max(chat.arrival_at for chat in chats)  # beyond it, a single late document would count much
     tokens = sum(at <= until for document in documents for at in document.token_at)
-    return RuleOutcome(num_kept(record) / len(chats), tokens / (until - record.began_at), frozenset(said or ()))
+    return RuleOutcome(sum(map(attains, chats)) / len(chats), tokens / (until - record.began_at), frozenset(said or ()))
 
 
 def mixes(folder: Path) -> dict[str, dict[str, SimulationTrial]]:
@@ -169,6 +191,11 @@ def mixes(folder: Path) -> dict[str, dict[str, SimulationTrial]]:
         for where in CLUSTERS:
             trial = SimulationTrial("aligned", path, where, 0, None, str(folder / "cpu.json"), gateway_ms=GATEWAY_MS)
             found.setdefault(mix, {})[where] = trial
+    path = save_load(folder / "flood.yaml", 3 * SECONDS, GUESTS, {**tight, **FLOODED, "ttft_s": 1.0, "tbt_s": 0.1875})
+    for where in CLUSTERS:
+        on_gpu = replace(next(iter(chosen.values())).trial(1.0, where), workload=path, rate=None)
+        found.setdefault("flood", {})[where] = on_gpu
+        found.setdefault("flood on a CPU", {})[where] = replace(found["tight"][where], workload=path)
     return found
 
 

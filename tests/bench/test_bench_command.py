@@ -160,6 +160,7 @@ def test_a_wrong_key_a_wrong_address_and_no_model(url: str, script: Script, caps
 
 def test_a_wrong_workload(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(capsys, workload="chta")[2].startswith("alignedserve: --workload: 'chta' is none of these")
+    assert "bench has one key" in bench(capsys, workload="chat,caller=ann")[2]
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])

@@ -395,6 +395,12 @@ def test_no_request_outgrows_the_context() -> None:
         assert len(arrival.request.prompt) >= 1 <= arrival.request.max_tokens
 
 
+def test_requests_of_a_stream_come_with_its_key() -> None:
+    ann = Stream(name="a", lengths=SMALL, clients=ClientLimits(caller="ann"), span=Span(num_requests=3))
+    found = drawn(ann, Stream(name="b", lengths=SMALL, span=Span(num_requests=3)))
+    assert {(arrival.request.id[0], arrival.request.caller) for arrival in found} == {("a", "ann"), ("b", "")}
+
+
 def test_some_ask_for_less_and_some_leave() -> None:
     clients = ClientLimits(max_tokens=50, limited_share=0.5, leaving_share=0.25, patience_s=2.0)
     found = drawn(Stream(lengths=SMALL, clients=clients, span=Span(num_requests=800)))

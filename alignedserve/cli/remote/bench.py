@@ -68,9 +68,12 @@ def run(options: BenchOptions) -> int:
 
 def _workload(text: str) -> Mixture:
     try:
-        return read_workload(text)
+        workload = read_workload(text)
     except WorkloadError as error:
         raise BenchError(f"--workload: {str(error).removeprefix('workload: ')}") from None
+    if any(stream.clients.caller for stream in workload.streams):
+        raise BenchError("--workload: caller is for alignedserve simulate: bench has one key, that of --api-key")
+    return workload
 
 
 def show(options: BenchOptions) -> int:

@@ -64,6 +64,7 @@ class ClientLimits:
     limited_share: float = setting(0.0, "share of requests whose limit is lower, drawn from 1 up", least=0, most=1)
     leaving_share: float = setting(0.0, "share of clients that leave before the end", least=0, most=1)
     patience_s: float = setting(0.5, "mean time until these clients leave, in seconds", above=0)
+    caller: str = setting("", "the key, by name, that requests come with; keys share what there is (simulate only)")
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ class Visit:
             service=self._stream.promise.service,
             slo=self._stream.promise.draw(draw),
             arrival_at=at,
+            salt=self._stream.clients.caller,
         )
 
     @property
