@@ -11,6 +11,7 @@ Other code knows only the interfaces of forms: `PlainMemory` for memory, `Pages`
 `FormOrder` for orders, and the `KvForm` of a request or the `PageKind` of a page. Each form's page says what it gains:
 docs/how/blocks.md, docs/how/hybrid_cache.md, docs/how/kvpool.md, docs/how/batches.md.
 
-orders.py  What a device is to do for a form before the next work.
-rules.py   The settings that turn forms on, and what they need of others.
+messages.py  The messages that only a form needs.
+orders.py    What a device is to do for a form before the next work.
+rules.py     The options of a policy that turn forms on, and what they forbid and mean.
 """

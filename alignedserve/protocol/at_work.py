@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from alignedserve.core import Request
 from alignedserve.protocol.events import Event, Received
-from alignedserve.protocol.messages import Attempt, Batch, Declare, Prefetch, Progress, Tokens
+from alignedserve.protocol.messages import Attempt, Declare, Progress, Tokens
 
 
 class AtWork:
@@ -46,10 +46,9 @@ def attempts_of(event: Event) -> tuple[Attempt, ...]:
 
 
 def _requests(said: object) -> Sequence[Request]:
-    match said:
-        case Declare(requests):
-            return requests
-        case Batch(entries) | Prefetch(entries):
-            return [entry.request for entry in entries]
+    if isinstance(said, Declare):
+        return said.requests
+    if entries := getattr(said, "entries", ()):
+        return [entry.request for entry in entries]
     request = getattr(getattr(said, "entry", said), "request", None)
     return (request,) if isinstance(request, Request) else ()

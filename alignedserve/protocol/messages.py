@@ -1,7 +1,8 @@
 """The messages that parts send to each other.
 
 Facts are in the past tense, orders in the imperative. Messages travel as wire frames (wire.py); KV data never does: a
-message carries page and block numbers. What a core hears from its shell is in events.py, its orders in commands.py.
+message carries page and block numbers. What a core hears from its shell is in events.py, its orders in commands.py;
+messages that only a form of KV needs are in forms/messages.py.
 
     owner ── Submit, Cancel, Declare ─▶ router ── Prefill ─▶ prefill worker ── Commit ─▶ pool
       ▲                                   │ ▲                                             │
@@ -30,6 +31,7 @@ from alignedserve.core import (
 )
 from alignedserve.cost.model import FREE_COPIES, CopyCost
 from alignedserve.explain.decisions import Findings
+from alignedserve.forms.messages import FormMessage
 from alignedserve.protocol.figures import (
     ByClass,
     DecodeLengths,
@@ -417,27 +419,6 @@ class Spoiled:
 
 
 @dataclass(frozen=True, slots=True)
-class Compress:
-    """The pool orders to write the KV of these full pages to the pages `into`, as int8, when nothing else is due.
-
-    A worker has at most one such order, and the pages are leased to it until it has answered. A later order has a
-    larger number; an order that comes again asks for the answer again.
-    """
-
-    number: int
-    pages: tuple[int, ...]
-    into: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Compressed:
-    """The answer: which pages are compressed. The others did not hold what they should, or cannot be int8."""
-
-    number: int
-    done: tuple[bool, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Commit:
     """A worker hands the entry's pages, now written, to the pool. Pages that the pool keeps already come first.
 
@@ -476,45 +457,6 @@ class Pull:
     number: int  # of the transfer; numbers rise between two lives of workers, in each direction
     request: str
     attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class Prefetch:
-    """A decode worker tells a prefill worker that can send KV which requests will join, in order.
-
-    The prefill worker copies the KV from the pool's pages while there is room, and keeps the copy until a Pull or a
-    Cancel. The pool keeps the KV, too.
-    """
-
-    entries: tuple[Entry, ...]
-    waits_s: tuple[float, ...]  # expected, until each joins
-
-
-@dataclass(frozen=True, slots=True)
-class Evict:
-    """A decode worker tells a prefill worker that this request has to leave the device.
-
-    A receiver with room pulls the KV (Pull, with its own number), and holds it like prefetched KV; the pool does not
-    have this KV. The decode worker keeps all else of the request, and can recompute the KV.
-    """
-
-    entry: Entry  # without pages
-    wait_s: float  # expected, until the request joins again
-
-
-@dataclass(frozen=True, slots=True)
-class Prefetched:
-    """The answer to Prefetch and Evict, as each KV arrives: Pull works for these from now on. The answer is repeated
-    while the KV is there."""
-
-    attempts: tuple[Attempt, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LetGo:
-    """A prefill worker has no room, or no more room, for these attempts; the KV is only in the pool, if anywhere."""
-
-    attempts: tuple[Attempt, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -657,16 +599,10 @@ Message: TypeAlias = (
     | AskPrefix
     | Prefix
     | Spoiled
-    | Compress
-    | Compressed
     | Commit
     | Offer
     | Decline
     | Pull
-    | Prefetch
-    | Evict
-    | Prefetched
-    | LetGo
     | Kept
     | Keep
     | AskBatch
@@ -675,4 +611,5 @@ Message: TypeAlias = (
     | Figures
     | AskDecisions
     | Decisions
+    | FormMessage
 )

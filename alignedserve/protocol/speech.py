@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from alignedserve.core import Role
+from alignedserve.forms.messages import FORM_SPEECH
 from alignedserve.protocol.messages import (
     Acknowledge,
     Acquit,
@@ -22,13 +23,10 @@ from alignedserve.protocol.messages import (
     Batch,
     Cancel,
     Commit,
-    Compress,
-    Compressed,
     Decisions,
     Declare,
     Decline,
     Died,
-    Evict,
     Expect,
     Figures,
     GiveBack,
@@ -39,12 +37,9 @@ from alignedserve.protocol.messages import (
     Keep,
     Kept,
     LeasePages,
-    LetGo,
     Members,
     Missed,
     Offer,
-    Prefetch,
-    Prefetched,
     Prefill,
     Prefix,
     Progress,
@@ -67,7 +62,7 @@ log = logging.getLogger("alignedserve.links")
 
 _OWNER = (Heartbeat, Submit, Cancel, Acquit, Declare, Inquire, Resend, Acknowledge, Missed)
 _HOLDER = (Heartbeat, Progress, Holding, Figures, Missed)
-_WORKER = (*_HOLDER, Tokens, Used, AskPages, AskPrefix, Spoiled, Commit, Release, Compressed, Offer, Pull, Decisions)
+_WORKER = (*_HOLDER, Tokens, Used, AskPages, AskPrefix, Spoiled, Commit, Release, Offer, Pull, Decisions)
 _OF_ROUTER = (
     *(Members, Refused, Infeasible, AttemptLost, Prefill, Expect, Cancel, Inquire, Retire, Figures, Missed),
     Decisions,
@@ -81,16 +76,16 @@ _BY_ROLE: Mapping[Role, frozenset[type]] = MappingProxyType(
         Role.ROUTER: frozenset(_OF_ROUTER),
         Role.GATEWAY: frozenset((*_OWNER, AskDecisions)),
         Role.JOBS: frozenset(_OWNER),
-        Role.POOL: frozenset((*_HOLDER, LeasePages, GiveBack, Prefix, Compress, Batch, Kept, Expect, Inquire, Cancel)),
-        Role.PREFILL: frozenset((*_WORKER, Expect, Keep, Prefetched, LetGo)),
-        Role.DECODE: frozenset((*_WORKER, Report, Cancel, Decline, Prefetch, Evict, AskBatch, Keep)),
+        Role.POOL: frozenset((*_HOLDER, LeasePages, GiveBack, Prefix, Batch, Kept, Expect, Inquire, Cancel)),
+        Role.PREFILL: frozenset((*_WORKER, Expect, Keep)),
+        Role.DECODE: frozenset((*_WORKER, Report, Cancel, Decline, AskBatch, Keep)),
     }
 )
 
 
 def may_say(role: Role | None, kind: type) -> bool:
     """Return whether a member of this role may send messages of this kind; None is the launcher."""
-    return kind in (_BY_LAUNCHER if role is None else _BY_ROLE[role])
+    return kind in _BY_LAUNCHER if role is None else kind in _BY_ROLE[role] or kind in FORM_SPEECH.get(role, ())
 
 
 class Refusals:

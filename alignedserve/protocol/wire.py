@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, partial
@@ -31,6 +31,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 from msgspec import Raw
 
+from alignedserve.core import Entry, Request
 from alignedserve.errors import WireError
 from alignedserve.protocol import messages
 
@@ -122,20 +123,25 @@ def attempts_in(frame: bytes) -> tuple[messages.Attempt, ...]:
     nothing but names is read here."""
     try:
         read = _read_frame(frame)
-        match read.kind:
-            case "Submit" | "Prefill":
-                heads = [_read_request(read.values).field]
-            case "Declare":
-                heads = _read_requests(read.values).field
-            case "Commit" | "Offer" | "Evict":
-                heads = [_read_entry(read.values).field.request]
-            case "Batch" | "Prefetch":
-                heads = [entry.request for entry in _read_entries(read.values).field]
-            case _:
-                heads = []
+        heads = _heads_of(_KINDS[read.kind])(read.values) if read.kind in _KINDS else []
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):  # too many, or `decode` says what is wrong
         heads = []
     return tuple((head.id, head.attempt) for head in heads)
+
+
+@cache
+def _heads_of(kind: type) -> Callable[[Raw], list[_RequestHead]]:
+    """Return what reads the first fields of the requests that messages of this kind begin with, if they do."""
+    first = next(iter(typing.get_type_hints(kind).values()), None)
+    if first is Request:
+        return lambda values: [_read_request(values).field]
+    if first == tuple[Request, ...]:
+        return lambda values: _read_requests(values).field
+    if first is Entry:
+        return lambda values: [_read_entry(values).field.request]
+    if first == tuple[Entry, ...]:
+        return lambda values: [entry.request for entry in _read_entries(values).field]
+    return lambda _values: []
 
 
 def pack(value: Any) -> bytes:

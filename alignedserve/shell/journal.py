@@ -9,15 +9,14 @@ import logging
 from collections.abc import Iterator
 
 from alignedserve.core import Entry, Request
+from alignedserve.forms.messages import Evict, Prefetched
 from alignedserve.protocol.messages import (
     ROUTER,
     AttemptLost,
     Batch,
     Cancel,
     Commit,
-    Evict,
     Message,
-    Prefetched,
     Prefill,
     Progress,
     Pull,

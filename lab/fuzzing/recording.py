@@ -19,7 +19,7 @@ from io import TextIOWrapper
 from itertools import takewhile, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, Literal, cast, get_args
 
 from msgspec import msgpack
 
@@ -27,9 +27,9 @@ from alignedserve.errors import FuzzError
 from alignedserve.lab.fuzzing.scenario import Scenario, from_tree, to_tree
 from alignedserve.lab.fuzzing.typed_tree import WrongTree, typed
 from alignedserve.lab.reports.trial import SimulationTrial
-from alignedserve.protocol import commands, messages
+from alignedserve.protocol import commands
 from alignedserve.protocol.commands import Command
-from alignedserve.protocol.messages import Member
+from alignedserve.protocol.messages import Member, Message
 from alignedserve.simulator.machines.clock import Agenda
 from alignedserve.simulator.machines.world import Witness
 
@@ -37,6 +37,7 @@ FORMAT = 1
 _CONTEXT = 5  # number of commands that are shown before a difference
 _WIDTH = 160
 _ROW = 16  # longest list of numbers that a saved trial holds in full
+_MESSAGES = {kind.__name__: kind for kind in get_args(Message)}
 
 
 class RunWriter(Witness):
@@ -218,7 +219,7 @@ def show(line: Any) -> str:
 
 def _named(kind: str, values: list[Any]) -> str:
     """Return the values with the names of the fields, or without names if another version had other fields."""
-    known = getattr(commands, kind, None) or getattr(messages, kind, None)
+    known = getattr(commands, kind, None) or _MESSAGES.get(kind)
     names = [field.name for field in fields(known)] if is_dataclass(known) else []
     if len(names) != len(values):
         return ", ".join(map(json.dumps, values))

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.forms.messages import LetGo
 from alignedserve.kvpool.state import REFRESH_S, PoolCore
 from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.lab.fuzzing.worker_views import holds_of
@@ -36,7 +37,6 @@ from alignedserve.protocol.messages import (
     AttemptLost,
     Cancel,
     Commit,
-    LetGo,
     Member,
     Prefix,
     Pull,

@@ -11,6 +11,7 @@ import pytest
 from alignedserve.core import Entry, Estimate, ServiceClass, Slo, StepPlan, StepResult
 from alignedserve.cost.model import EMPTY
 from alignedserve.decode_worker.by_policy import decode_core
+from alignedserve.forms.messages import LetGo, Prefetch, Prefetched
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, Event, KvReceived, MemberJoined, MemberLost, StepDone
 from alignedserve.protocol.figures import MOST_LENGTHS, DecodeLengths, Lengths
@@ -20,10 +21,7 @@ from alignedserve.protocol.messages import (
     Batch,
     Cancel,
     Figures,
-    LetGo,
     Message,
-    Prefetch,
-    Prefetched,
     Progress,
     Pull,
     Report,

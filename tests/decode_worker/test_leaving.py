@@ -9,6 +9,7 @@ import pytest
 
 from alignedserve.core import Chunk, Entry, Estimate, ServiceClass, Slo, StepPlan, StepResult, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
+from alignedserve.forms.messages import Evict, LetGo, Prefetched
 from alignedserve.lab.fuzzing.worker_views import blocks_of, num_preemptions
 from alignedserve.protocol.commands import Command, ReceiveKv, RunStep, Send, SendKv
 from alignedserve.protocol.events import CopiedIn, Event, KvReceived, KvSent, MemberJoined, MemberLost, StepDone
@@ -16,12 +17,9 @@ from alignedserve.protocol.messages import (
     ROUTER,
     Batch,
     Cancel,
-    Evict,
     Expect,
-    LetGo,
     Message,
     Missed,
-    Prefetched,
     Progress,
     Pull,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from alignedserve.forms.messages import Compress, Compressed
 from alignedserve.forms.pool.compression import AT_ONCE
 from alignedserve.kvpool.arena.extents import Extents, PageKind
 from alignedserve.kvpool.state import PoolCore
@@ -15,8 +16,6 @@ from alignedserve.protocol.messages import (
     AskPrefix,
     Batch,
     Commit,
-    Compress,
-    Compressed,
     Figures,
     Missed,
     Prefix,

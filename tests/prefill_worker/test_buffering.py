@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from alignedserve.core import Entry, StepResult, WorkerLimits
+from alignedserve.forms.messages import Evict, LetGo, Prefetch, Prefetched
 from alignedserve.lab.fuzzing.worker_views import blocks_of
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, Send, SendKv
@@ -28,13 +29,9 @@ from alignedserve.protocol.messages import (
     ROUTER,
     AskPages,
     Cancel,
-    Evict,
     LeasePages,
-    LetGo,
     Message,
     Missed,
-    Prefetch,
-    Prefetched,
     Prefill,
     Pull,
 )

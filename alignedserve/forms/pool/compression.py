@@ -24,13 +24,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from alignedserve.core import Entry, Role
+from alignedserve.forms.messages import Compress, Compressed
 from alignedserve.forms.pool.pages import CompressiblePages
 from alignedserve.forms.pool.waiting_order import WaitingOrder
 from alignedserve.forms.rules import Compression
 from alignedserve.kvpool.memory.rewriting import AllWaiting, Rewriting, WaitsInPool
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, HolderGone, MemberJoined, MemberLost, Received
-from alignedserve.protocol.messages import AskBatch, Compress, Compressed, holder
+from alignedserve.protocol.messages import AskBatch, holder
 from alignedserve.scheduling.policy import Policy
 
 PRESSURE = 0.25  # `auto` begins when a smaller share of the pages is free
