@@ -7,8 +7,8 @@
     Prefill ─▶ waiting ────▶ prompt ───────┘
                (no room)    (known pages, then the chunks)
 
-`handlers` says which part hears which event, in which order, and `turn` what follows each event; forms add more
-parts (forms/parts/). Which requests are here is in worker/requests.py, which memory a request may take in
+`handlers` says which part hears which event, in which order, and `turn` what follows each event; forms add parts
+(forms/parts/), which hear first. Which requests are here is in worker/requests.py, which memory a request may take in
 worker/memory.py; a scheduler plans steps (alignedserve/schedulers/).
 """
 
@@ -33,7 +33,7 @@ from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.offering import Offering
 from alignedserve.worker.owners import Outputs
 from alignedserve.worker.pace import Pace
-from alignedserve.worker.part import Act, Events, FormPart, Repeats, Worker, with_forms
+from alignedserve.worker.part import Act, Events, FormPart, Forms, Repeats, Worker
 from alignedserve.worker.pool import PageWriter, PoolLink
 from alignedserve.worker.reporting import RouterLink
 from alignedserve.worker.requests import PRESENT, Requests
@@ -43,7 +43,10 @@ from alignedserve.worker.steps import IdleTrials
 
 
 def handlers(core: DecodeCore) -> Events:
+    """Return which part hears which event, in this order."""
+    forms = core.forms
     return {
+        **dict.fromkeys(forms.kinds, (forms,)),  # events that only forms hear; other lines say where a form hears first
         messages.AskDecisions: (core.tell_decisions,),
         messages.Prefill: (core.arrivals.prefill,),
         events.SyntaxReady: (core.arrivals.syntax_ready, core.intake.syntax_ready),
@@ -54,13 +57,25 @@ def handlers(core: DecodeCore) -> Events:
         messages.Offer: (core.intake.consider,),
         messages.Decline: (core.offering.declined,),
         messages.Kept: (core.writing.kept, core.intake.note_copy),
-        messages.Pull: (core.offering.pulled,),
+        messages.Pull: (
+            forms,
+            core.offering.pulled,
+        ),
         messages.LeasePages: (core.writing.leased,),
         messages.GiveBack: (core.writing.give_back,),
-        events.CopiedIn: (core.seats.copied_in,),
+        events.CopiedIn: (
+            forms,
+            core.seats.copied_in,
+        ),
         events.CopiedOut: (core.writing.copied_out,),
-        events.KvReceived: (core.joining.received,),
-        events.KvSent: (core.offering.sent,),
+        events.KvReceived: (
+            forms,
+            core.joining.received,
+        ),
+        events.KvSent: (
+            forms,
+            core.offering.sent,
+        ),
         events.StepDone: (
             core.router.rate.step_done,  # before the step's end, while prompts that end with it still count as waiting
             core.idle.step_done,
@@ -77,9 +92,12 @@ def handlers(core: DecodeCore) -> Events:
         (events.MemberJoined, Role.ROUTER): (core.router.router_joined,),
         (events.MemberLost, Role.ROUTER): (core.router.router_lost,),
         **{(events.MemberLost, role): (core.owners.owner_lost,) for role in OWNERS},
-        (events.MemberJoined, Role.POOL): (core.pool_link.joined,),
+        (events.MemberJoined, Role.POOL): (
+            forms,
+            core.pool_link.joined,
+        ),
         **{(events.MemberJoined, role): (core.intake.peer_joined,) for role in WORKERS},
-        **{(events.MemberLost, role): (core.intake.peer_lost, core.offering.peer_lost) for role in WORKERS},
+        **{(events.MemberLost, role): (forms, core.intake.peer_lost, core.offering.peer_lost) for role in WORKERS},
         (events.MemberLost, Role.POOL): (
             core.arrivals.pool_lost,
             core.here.pool_lost,
@@ -143,6 +161,7 @@ class DecodeCore:
         self.leaving = Leaving(worker, self.writing, self.offering)
         self.pages = PagesToWrite(worker, self.writing, self.leaving)
         self.rewriting, self.elsewhere = make_parts(worker, self.offering)
+        self.forms = Forms(self.rewriting, self.elsewhere)
         # Ways for requests to come
         self.intake = Intake(worker, setup.direct)
         self.joining = Joining(worker, self.seats, self.leaving)
@@ -155,10 +174,7 @@ class DecodeCore:
         here.drop = self.drop
         links = self.arrivals, self.writing, self.joining, self.offering, self.intake, self.owners, self.router
         self.repeats = Repeats(pool, *links, self.elsewhere)
-        self._listen(handlers(self), turn(self))
-
-    def _listen(self, heard: Events, acts: tuple[Act, ...]) -> None:
-        self._events, self._turn = with_forms(heard, self.rewriting, self.elsewhere), acts
+        self._events, self._turn = handlers(self), turn(self)
 
     def handle(self, event: events.Event, now: float) -> list[Command]:
         """Let the parts hear the event, then do what there is to do in each turn."""

@@ -33,7 +33,7 @@ def handlers(core: PrefillCore) -> Events:
         **heard,
         Cancel: (*heard[Cancel], core.note_less_to_run),
         StepDone: (*heard[StepDone], core.note_less_to_run),
-        KvReceived: (),  # no request joins here
+        KvReceived: (core.forms,),  # no request joins here
         (MemberJoined, Role.PREFILL): (),  # another prefill worker, or this one: neither takes anything
     }
 
@@ -79,7 +79,7 @@ class PromptMemory(PlainMemory):
 class PrefillCore(DecodeCore):
     def __init__(self, setup: WorkerSetup) -> None:
         super().__init__(setup, scheduler_of(setup.policy), PromptMemory, parts_of)
-        self._listen(handlers(self), turn(self))
+        self._events, self._turn = handlers(self), turn(self)
 
     def note_less_to_run(self, *_: object) -> None:
         """Have the router hear what is left to run, by which it places the next prompts."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from alignedserve.protocol.commands import Command, Send, SetTimer
-from alignedserve.protocol.events import LinkGap, Received, TimerFired
+from alignedserve.protocol.events import LinkGap, MemberJoined, MemberLost, Received, TimerFired
 from alignedserve.protocol.figures import DecodeSteps
 from alignedserve.protocol.messages import Missed
 from alignedserve.worker.log import WorkerLog
@@ -111,7 +111,7 @@ class FormPart(WorkerPart):
 
     @property
     def events(self) -> Events:
-        """Return the handlers of the form, which come before the core's own."""
+        """Return the handlers of the form, by kind as in a core's table."""
         return {}
 
     def act(self, now: float) -> list[Command]:
@@ -145,8 +145,16 @@ class FormPart(WorkerPart):
         return steps
 
 
-def with_forms(events: Events, *forms: FormPart) -> Events:
-    """Return a core's table of events with the handlers of these forms."""
-    added = [form.events for form in forms]
-    kinds = {**events, **{kind: () for heard in added for kind in heard}}
-    return {kind: tuple(h for heard in (*added, events) for h in heard.get(kind, ())) for kind in kinds}
+class Forms:
+    """The parts of forms as a core's table has them: one handler, for all events that some form hears."""
+
+    def __init__(self, *parts: FormPart) -> None:
+        self._events = [part.events for part in parts]
+        self.kinds = tuple({kind: None for heard in self._events for kind in heard})
+
+    def __call__(self, said: object, *when: object) -> list[Command]:
+        """Let the forms hear an event or a message."""
+        is_membership = isinstance(said, MemberJoined | MemberLost)
+        kind = (type(said), said.member.role) if is_membership else type(said)
+        handlers = [handler for heard in self._events for handler in heard.get(kind, ())]
+        return [command for handler in handlers for command in handler(said, *when) or ()]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import pytest
 
 from alignedserve.core import StepResult
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.state import handlers as decode_handlers
 from alignedserve.forms.messages import Compress, Compressed
 from alignedserve.forms.orders import CompressPage
 from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.prefill_worker.state import handlers as prefill_handlers
 from alignedserve.protocol.commands import Command, RunStep, Send
 from alignedserve.protocol.events import MemberJoined, MemberLost, PageCompressed, StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill
@@ -89,3 +94,15 @@ def test_pages_are_compressed_beside_a_step_with_time_to_spare() -> None:
     worker.handle(said(ROUTER, Prefill(request("a"))), 0.0)
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     assert ordered(worker) == [CompressPage(3, POOL, 7, 40)]
+
+
+@pytest.mark.parametrize(
+    ("make", "table"), [(PrefillCore, prefill_handlers), (decode_core, decode_handlers)], ids=["prefill", "decode"]
+)
+def test_forms_hear_first_of_all(
+    make: Callable[[WorkerSetup], DecodeCore], table: Callable[[Any], Mapping[object, tuple[object, ...]]]
+) -> None:
+    """Each line of a core's table says so itself, also where the core hears the same event."""
+    core = make(WorkerSetup(LIMITS))
+    assert {kind: table(core)[kind][:1] for kind in core.forms.kinds} == dict.fromkeys(core.forms.kinds, (core.forms,))
+    assert len(core.forms.kinds) > 3, "the forms of both workers hear something"
