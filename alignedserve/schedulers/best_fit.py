@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from alignedserve.schedulers.aligned import Aligned
 from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.seating import Seating
 from alignedserve.worker.step.step_builder import StepBuilder
-from alignedserve.worker.step.view import Seating
 from alignedserve.worker.step.waiting_prompts import Ranked
 
 MOST = 128  # prompts of a window: to look through more would take longer than a step may

@@ -11,7 +11,6 @@ steps.py        How long waiting prompts will take, by the steps before, and tri
 in_flight.py    The ordered steps that have not ended: one, or two where a step is planned ahead.
 pace.py         How fast a worker is: the time of steps, the size of chunks, the tokens of a step; chats to come.
 memory.py       The memory of a worker's device, behind one interface: which requests get and give back blocks.
-seating.py      The memory and the seats that a step may offer where real-time requests come first.
 windows.py      KV that layers with windows no longer read: given back, or folded.
 log.py          What happens on a worker, noted for the router, the metrics and the story of a request.
 pool.py         The pool as a worker knows it: the pages that it keeps for requests, leased pages, copies to them.

@@ -26,7 +26,6 @@ from alignedserve.protocol.messages import Attempt, Expect, Member
 from alignedserve.scheduling.dues import Promise
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.setup import running_of
-from alignedserve.worker.step.blocks import resume
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
@@ -68,8 +67,8 @@ class JoinCandidate:
         if self.evicted is not None:
             return self.evicted
         entry = self.entry
-        running = running_of(policy, entry.request, entry.output, entry.due)
-        resume(running, entry, page_size)
+        running = running_of(policy, entry.request, entry.output, entry.due, dropped=entry.dropped)
+        running.resume(entry, page_size)
         running.becomes(State.CANDIDATE)
         return running
 

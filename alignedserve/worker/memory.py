@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 from alignedserve.core import units_for
@@ -26,12 +27,12 @@ from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
-from alignedserve.worker.seating import PackedSeating, RecentNeed
 from alignedserve.worker.step.blocks import Blocks, NamedBlocks, add_blocks, drop_beginning, lose_kv, take_blocks
 from alignedserve.worker.step.device_pages import DevicePages, NextPages
 from alignedserve.worker.step.ranks import as_they_leave
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import PlannedStep, Seating, StepContext
+from alignedserve.worker.step.seating import PackedSeating, RecentNeed, Seating
+from alignedserve.worker.step.view import PlannedStep, StepContext
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from alignedserve.worker.windows import Dropping, Folding
 
@@ -191,7 +192,7 @@ class PlainMemory:
             if units_for(tokens, self.limits.block_size) - num_read > self.num_free:
                 self.is_stuck = True
                 return False
-            (pages.share_kv if has_kv else pages.share)(running)
+            add_blocks(running, (pages.share_kv if has_kv else pages.share)(running))
         return self.seat(running, tokens)
 
     def seating(self, seats: int, waiting: WaitingPrompts, at: StepContext) -> Seating:
@@ -207,7 +208,7 @@ class PlainMemory:
             best_effort=[running for running in seated if not running.promise.is_rt],
             spare=self._need.spare_blocks(held, now, self.pace.coming.are_expected(now)) if seated else 0,
             is_open=not self.is_crowded,
-            at=at,
+            as_they_leave=partial(as_they_leave, at=at),
         )
 
     def next_pages(self, waiting: WaitingPrompts) -> NextPages:

@@ -42,8 +42,8 @@ from alignedserve.loads.figures.request_figures import attains, requests_of_clas
 from alignedserve.schedulers import aligned
 from alignedserve.schedulers.near_lengths import NearLengths
 from alignedserve.schedulers.scheduler import Scheduler
-from alignedserve.worker.memory import RecentNeed
 from alignedserve.worker.pace import ArrivalForecast
+from alignedserve.worker.step.seating import RecentNeed
 from alignedserve.worker.step.view import StepContext
 
 Function = Callable[..., Any]

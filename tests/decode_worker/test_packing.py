@@ -29,9 +29,9 @@ from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.candidates import RunningBatch
-from alignedserve.worker.memory import RecentNeed
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.seating import RecentNeed
 from alignedserve.worker.step.view import PlannedStep, StepView
 from tests.conftest import examples
 from tests.samples import request

@@ -94,5 +94,40 @@ def test_only_memory_writes_the_blocks_of_requests() -> None:
     assert wrong == {}
 
 
+# The parts of a worker's memory: who else wants a block written asks these.
+MEMORY = (
+    *(f"worker/{name}.py" for name in ("memory", "windows", "step/blocks", "step/device_pages", "step/seating")),
+    "forms/memory/",
+)
+
+
+def writers(tree: ast.Module) -> set[str]:
+    """Return the functions that write the blocks of a request: `keep_as`, and what calls such a function."""
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    uses = {of.name: {node.id for node in ast.walk(of) if isinstance(node, ast.Name)} for of in functions}
+    found, before = {"keep_as"}, set[str]()
+    while found != before:
+        before = {*found}
+        found |= {name for name, used in uses.items() if used & before}
+    return found
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Return the names that a module imports from other modules."""
+    return {name.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names}
+
+
+def test_only_a_memory_has_blocks_written() -> None:
+    product = {name: path for name, path in modules().items() if not name.startswith(LAB)}
+    [blocks] = [path for path in product.values() if path.as_posix().endswith(WRITES_KV)]
+    names = writers(ast.parse(blocks.read_text(encoding="utf-8")))
+    assert {"keep_as", "add_blocks", "take_blocks", "lose_kv", "fold_blocks"} <= names
+    texts = {path.as_posix(): path.read_text(encoding="utf-8") for path in product.values()}
+    others = {path: text for path, text in texts.items() if "step.blocks import" in text}
+    callers = {path for path, text in others.items() if imported(ast.parse(text)) & names}
+    assert len(callers) > 4, "these names are imported by name"
+    assert [path for path in callers if not any(part in path for part in MEMORY)] == []
+
+
 def test_a_write_of_blocks_is_seen() -> None:
     assert kv_writes(ast.parse("a.kv = b\nx = a.kv\na.kv, c = d\na.kv += e\nkv = a")) == [1, 3, 4]

@@ -16,7 +16,8 @@ from alignedserve.scheduling.policy import Policy, Room
 from alignedserve.scheduling.slo import StepTimes
 from alignedserve.worker.step.blocks import Blocks
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import PlannedStep, Seating, StepContext, StepView
+from alignedserve.worker.step.seating import Seating
+from alignedserve.worker.step.view import PlannedStep, StepContext, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from tests.ratchets.requests import LENGTHS, lengths, request
 

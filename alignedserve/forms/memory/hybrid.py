@@ -27,12 +27,13 @@ from alignedserve.scheduling.dues import TokenPromise
 from alignedserve.scheduling.policy import Cache, SchedulerName
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.in_flight import StepsInFlight
-from alignedserve.worker.memory import PackedSeating, PlainMemory
+from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.blocks import Blocks, keep_as
 from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.seating import PackedSeating
 from alignedserve.worker.step.view import PlannedStep, StepContext
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 

@@ -7,5 +7,6 @@ ranks.py            Seated requests in the order of service; kept between steps 
 states.py           The states of a request on a worker, and the transitions between them.
 request.py          A request on a worker.
 blocks.py           The blocks of a device: free blocks, blocks shared by name, and the blocks of a request.
+seating.py          The memory and the seats that a step may take.
 device_pages.py     The blocks of requests' beginnings on a device, which requests share.
 """

@@ -1,6 +1,7 @@
 """The blocks of a device: free blocks, blocks that requests share by name, and the blocks of a request.
 
-Which blocks a request has, and in which form, is written here alone (`keep_as`).
+Which blocks a request has, and in which form, is written here alone (`keep_as`), for a worker's memory and nobody else:
+memory.py, windows.py, device_pages.py, and what a step takes by seating.py; or a form's memory (forms/memory/).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from alignedserve.core import NO_KV, Entry, Fold, KvForm
+from alignedserve.core import NO_KV, Fold, KvForm
 from alignedserve.scheduling.segmented_lru import PROTECTED_SHARE, EvictedNames, SegmentedLru
 from alignedserve.worker.step.request import WorkerRequest
 
@@ -83,12 +84,6 @@ def lose_kv(running: WorkerRequest) -> None:
     """Note that a request without blocks has no KV."""
     keep_as(running, NO_KV)
     running.start_over()
-
-
-def resume(running: WorkerRequest, entry: Entry, page_size: int) -> None:
-    """Take over the progress of a request on other workers; the request has no blocks here yet."""
-    lack_beginning(running, entry.dropped)
-    running.resume(entry, page_size)
 
 
 def lack_beginning(running: WorkerRequest, dropped: int) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from alignedserve.worker.step.blocks import Blocks, NamedBlocks, add_blocks, lack_beginning
+from alignedserve.worker.step.blocks import Blocks, NamedBlocks, lack_beginning
 from alignedserve.worker.step.request import WorkerRequest
 
 # Names the full pages of a request's first tokens.
@@ -90,26 +90,26 @@ class DevicePages:
         self.look(waiting)  # pages may have been evicted since, and have to be fetched now
         return waiting.fetched_to > waiting.prefix
 
-    def share(self, running: WorkerRequest) -> None:
-        """Seat a request on the blocks that are here for the request."""
+    def share(self, running: WorkerRequest) -> tuple[int, ...]:
+        """Return the blocks that are here for a request, which gets a seat and reads them from now on."""
         if not self.page_size:
-            return
+            return ()
         found = self._found(running)
-        add_blocks(running, self._blocks.share(found))
         running.look_again()
         running.came_with(running.prefix)
         if found:
             self.num_shared_tokens += running.prefix
+        return self._blocks.share(found)
 
     def num_read_of_kv(self, joining: WorkerRequest) -> int:
         """Return how many blocks of a request others read; the pool has the whole KV of the request."""
         return self._blocks.num_read(self._found_of_kv(joining))
 
-    def share_kv(self, joining: WorkerRequest) -> None:
-        """Give a request the blocks that are here; the pool has the whole KV, and the rest is copied."""
+    def share_kv(self, joining: WorkerRequest) -> tuple[int, ...]:
+        """Do the same for a request with all its KV in the pool: the rest is copied."""
         found = self._found_of_kv(joining)
-        add_blocks(joining, self._blocks.share(found))
         joining.fetch_from(len(found) * self._size)
+        return self._blocks.share(found)
 
     def _found_of_kv(self, joining: WorkerRequest) -> tuple[int, ...]:
         """Return the names of the pages that are here, up to the first page of the pool that has to be copied."""

@@ -1,116 +1,24 @@
 """What a scheduler sees when it plans a step, and what it answers.
 
-Seating      the blocks of a device, and the seats for prompts that wait, that a step may take
-StepView     the requests: decodes, seated prompts, prompts that wait; and the memory that the step may take
+StepView     the requests: decodes, seated prompts, prompts that wait; and memory for the step (seating.py)
 StepContext  the facts beside the requests: the time, the cost model, the limits of a step
 PlannedStep  the answer: what runs, which prompts get a seat, which requests lose theirs
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from alignedserve.core import Chunk, units_for
+from alignedserve.core import Chunk
 from alignedserve.cost.model import CostModel, Kind, Shape, StepEstimate
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import StepTimes
-from alignedserve.worker.step.blocks import Blocks, add_blocks
-from alignedserve.worker.step.device_pages import NO_NEXT_PAGES, NOTHING_SHARED, DevicePages, NextPages
 from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.seating import Seating
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
-
-
-@dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
-class Seating:
-    blocks: Blocks
-    total: int  # blocks of the device
-    block_size: int  # tokens of a block
-    seats: int  # requests that may be seated
-    by_chunk: bool  # whether a prompt gets blocks chunk by chunk, or all that it will need at once
-    room_for: Callable[[WorkerRequest], int]  # tokens that a request which is seated as a whole gets memory for
-    pages: DevicePages = NOTHING_SHARED  # what requests share
-    next_pages: NextPages = NO_NEXT_PAGES  # that seated prompts compute
-    admitted: list[WorkerRequest] = field(default_factory=list)  # by this choice
-    displaced: list[WorkerRequest] = field(default_factory=list)  # gave up blocks for `admitted`, and wait again
-    # Tells whether the step has time to make K and V of this many tokens again; set by the step.
-    has_time_to_project: Callable[[int], bool] = field(default=lambda _tokens: True)
-
-    def left_for(self, _running: WorkerRequest) -> int:
-        """Return how many tokens of a request there is memory for."""
-        return self.blocks.num_free * self.block_size
-
-    def has_seat(self, _waiting: WorkerRequest) -> bool:
-        return self.seats > 0
-
-    def may_seat(self, waiting: WorkerRequest) -> bool:
-        """Return whether a prompt may be seated now, given memory. If not, the prompt holds up no other prompt."""
-        return not self.next_pages.holds_up(waiting)
-
-    @property
-    def takes_best_effort(self) -> bool:
-        """Return whether there may be a best-effort prompt that is to be seated."""
-        return True
-
-    def demand(self, running: WorkerRequest, size: int) -> int:
-        """Return the memory that `size` more tokens of a request need, in tokens rounded up to blocks.
-
-        Memory that the request has already, or shares with seated requests, is not counted. For example, a prompt
-        with 20 tokens in two blocks of 16 needs 16 more for a chunk of 20 tokens.
-        """
-        if running.blocks and not self.by_chunk:  # most requests
-            return 0
-        return max(0, self._blocks_for(running, size) - self._num_held(running)) * self.block_size
-
-    def _blocks_for(self, running: WorkerRequest, size: int) -> int:
-        """Return how many blocks a request has with `size` more tokens."""
-        tokens = running.num_held + size if self._grows(running) else self.room_for(running)
-        return units_for(tokens, self.in_block(running))
-
-    def _num_held(self, running: WorkerRequest) -> int:
-        return len(running.blocks) or self.pages.num_read(running)
-
-    def in_block(self, _running: WorkerRequest) -> int:
-        """Return how many tokens of a request a block holds."""
-        return self.block_size
-
-    def _grows(self, running: WorkerRequest) -> bool:
-        """Return whether a request gets blocks chunk by chunk.
-
-        KV that the pool has is copied as soon as the request is seated, and needs all its blocks at once.
-        """
-        return self.by_chunk and bool(running.blocks or not self.pages.has_to_fetch(running))
-
-    def most(self, running: WorkerRequest, size: int) -> int:
-        """Return how many of these tokens of a request there is memory for."""
-        if not running.blocks and not self.has_seat(running):
-            return 0
-        left = self.left_for(running)
-        if self.demand(running, size) <= left:
-            return size
-        if not self._grows(running):
-            return 0
-        return max(0, self._num_held(running) * self.block_size + left - running.num_held)
-
-    def take(self, running: WorkerRequest, size: int) -> None:
-        """Take memory for `size` more tokens of a request, which `most` has found; seat a waiting request."""
-        wanted = self._blocks_for(running, size)
-        if not running.blocks:
-            self.seats -= 1
-            self.admitted.append(running)
-            self.pages.share(running)
-        elif not self.by_chunk:
-            return
-        add_blocks(running, self._taken(max(0, wanted - len(running.blocks))))
-        self.next_pages.add(running)
-
-    def _taken(self, count: int) -> tuple[int, ...]:
-        blocks = self.blocks.take(count)
-        assert blocks is not None, "a choice took more than there was"
-        return blocks
-
 
 USUAL = 0.75  # of the bound: the predicted time of a step
 

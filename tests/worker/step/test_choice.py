@@ -18,7 +18,8 @@ from alignedserve.scheduling.policy import Cache, Chunking, Policy, Room, Schedu
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.blocks import Blocks
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import PlannedStep, Seating
+from alignedserve.worker.step.seating import Seating
+from alignedserve.worker.step.view import PlannedStep
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from tests.worker.step.test_selection import (
     COST,

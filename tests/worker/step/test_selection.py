@@ -19,7 +19,8 @@ from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.blocks import Blocks
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import PlannedStep, Seating, StepContext, StepView
+from alignedserve.worker.step.seating import Seating
+from alignedserve.worker.step.view import PlannedStep, StepContext, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from tests.samples import request
 
