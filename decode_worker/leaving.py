@@ -76,7 +76,7 @@ class Leaving(WorkerPart):
         self._counts.count_preempted(running, cause, keeps_kv=is_evicted)
         self._note(running, winner, how)
         for copy in copies:
-            commands += (*memory.orders_before(copy, running), copy)
+            commands += (*memory.orders(copy, running), copy)
         if is_replaced:
             memory.note_replaced(running)
         elif is_evicted:
@@ -160,7 +160,7 @@ class Leaving(WorkerPart):
         kind = Kind.OFFERED if running.decode else Kind.WRITES
         self._decisions.note(kind, running.request, running.decode, tokens=running.prefix)
         copy = self._writing.write(running)
-        orders = self._memory.orders_before(copy, running)
+        orders = self._memory.orders(copy, running)
         self._memory.release(running)  # later writes to the blocks come after the copy
         return [*released, *orders, copy]
 

@@ -309,9 +309,8 @@ class PagesToWrite(WorkerPart):
 
     def end(self, running: WorkerRequest, finish: FinishReason) -> list[Command]:
         """Free the memory of a request that has ended, at once or after the answer is copied to the pool."""
-        if finish.has_token and self._is_kept(running):
+        if finish.has_token and self._is_kept(running) and self._memory.hold(running):
             self._here.move(running, State.KEPT)
-            self._memory.hold(running)
             return []
         self._here.move(running, State.GONE)
         self._memory.release_after_step(running)
@@ -323,8 +322,8 @@ class PagesToWrite(WorkerPart):
         Where copies are slower than documents end, the pool goes without some answers: otherwise their blocks would
         fill the device, and no document could begin."""
         begins = running.key in self._holds or not running.came_with_kv
-        may_stay = self._writing.has_answered(running) and begins and self._memory.may_stay(running)
-        if not (may_stay and self._policy.reuse) or (running.request.service is ServiceClass.BE and self._hold_much):
+        is_known = self._writing.has_answered(running) and begins
+        if not (is_known and self._policy.reuse) or (running.request.service is ServiceClass.BE and self._hold_much):
             return False
         return self._num_of_answer(running) > 0 or self._writer.num_written(running) > 0
 

@@ -125,12 +125,10 @@ class Stepping(WorkerPart):
 
     def _grow(self, now: float) -> list[Command]:
         memory, here, commands = self._memory, self._here, list[Command]()
-        for running in memory.full():
-            while running.blocks and not memory.grow(running):
-                prompts, decodes = (*here.prompts.values(),), (*here.residents.values(),)
-                leaving = memory.least_needed or self._scheduler.leaving(prompts, decodes, self._memory.context(now))
-                commands += self._leaving.preempt(leaving, PreemptionCause.MEMORY)
-        memory.have_grown()
+        for _ in memory.grow():
+            prompts, decodes = (*here.prompts.values(),), (*here.residents.values(),)
+            leaving = memory.least_needed or self._scheduler.leaving(prompts, decodes, memory.context(now))
+            commands += self._leaving.preempt(leaving, PreemptionCause.MEMORY)
         return commands
 
     def _swap(self, now: float) -> list[Command]:
@@ -187,7 +185,8 @@ class Stepping(WorkerPart):
         seats = self._limits.max_batch - self._here.num_seated if self._joining.takes_prompts(now) else 0
         scheduler, waiting = self._scheduler, self._queue.waiting
         decodes, prompts = self._memory.runnable()
-        at, copies_s = self._memory.context(now), self._memory.copies_s  # gaps between tokens are longer by that
+        at = self._memory.context(now)
+        copies_s = self._writer.num_between_steps * self._pace.copy_token_s  # gaps between tokens are longer by that
         seating = self._memory.seating(0 if self._memory.is_crowded else seats, waiting, at)
         begins = self._memory.context(now + copies_s) if copies_s else at
         selection = scheduler.next_step(StepView(decodes, prompts, waiting, begins, seating, self._here.seated))
@@ -284,7 +283,7 @@ class StepEnd(WorkerPart):
                 self._decisions.note(Kind.CHUNK, running.request, "", tokens, step, seconds, predicted_s)
         released = self._give_tokens(plan, event, now)
         # Behind the step in flight, and before whatever is ordered for the blocks that come free.
-        folds = self._memory.trim(self._writing.awaits)
+        folds = self._memory.folding.fold(self._writing.awaits)
         return [*folds, *released, *self._outputs.flush()]
 
     def _give_tokens(self, plan: StepPlan, done: StepDone, now: float) -> list[Command]:

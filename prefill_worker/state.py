@@ -10,13 +10,10 @@ decode worker's core as it is. A form adds buffers, which hold KV for decode wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from alignedserve.core import Role
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.decode_worker.state import handlers as handlers_where_requests_decode
 from alignedserve.forms.parts.table import parts_of
-from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import KvReceived, MemberJoined, StepDone
 from alignedserve.protocol.messages import Cancel
 from alignedserve.schedulers.table import scheduler_of
@@ -65,15 +62,6 @@ class PromptMemory(PlainMemory):
 
     def room_for(self, running: WorkerRequest) -> int:
         return self.to_hold(running, running.num_tokens)
-
-    def full(self) -> list[WorkerRequest]:
-        return []
-
-    def trim(self, awaits_pool: Callable[[WorkerRequest], bool]) -> list[Command]:
-        return []  # what is folded could not leave
-
-    def runnable(self) -> tuple[Sequence[WorkerRequest], Sequence[WorkerRequest]]:
-        return (), tuple(self._here.prompts.values())
 
 
 class PrefillCore(DecodeCore):

@@ -13,10 +13,8 @@ A memory says which request leaves; leaving.py takes its seat.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 
 from alignedserve.core import units_for
 from alignedserve.protocol.commands import Command, CopyOut
@@ -27,7 +25,7 @@ from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
-from alignedserve.worker.step.blocks import Blocks, NamedBlocks, add_blocks, drop_beginning, lose_kv, take_blocks
+from alignedserve.worker.step.blocks import Blocks, NamedBlocks, add_blocks, lose_kv, take_blocks
 from alignedserve.worker.step.device_pages import DevicePages, NextPages
 from alignedserve.worker.step.ranks import as_they_leave
 from alignedserve.worker.step.request import WorkerRequest
@@ -51,7 +49,8 @@ class PlainMemory:
         size, page_size = limits.block_size, limits.page_size
         self.pages = DevicePages(self.blocks, size, page_size, writer.names.blocks_of, pace.fetch_s, limits.unread)
         self.dropping = Dropping(self, writer)
-        self._folding = Folding(self, here, writer, limits.fold if self.keeps_places else None)
+        folds = self.keeps_places and self.decodes  # without decodes all leave, and what is folded could not
+        self.folding = Folding(self, here, writer, limits.fold if folds else None)
         self._need = RecentNeed()
         self.copies_beside = False  # whether copies from the pool go on beside steps
         self.is_stuck = False  # the first waiting prompt could not be seated, and nothing has changed since
@@ -65,11 +64,6 @@ class PlainMemory:
             return size * (pace.copy_token_s if is_in_pool else pace.prompt_token_s)
 
         return NamedBlocks(num_blocks, cost_s) if self._policy.reuse else Blocks(num_blocks)
-
-    @property
-    def copies_s(self) -> float:
-        """Return the time of the copies to the pool that come before the next step."""
-        return self._writer.num_between_steps * self.pace.copy_token_s
 
     def context(self, now: float) -> StepContext:
         """Return what plans depend on beside the requests."""
@@ -88,19 +82,8 @@ class PlainMemory:
         """Return the share of the device's blocks that is free."""
         return self.blocks.num_free / self.limits.num_blocks
 
-    def blocks_with(self, occupants: Iterable[WorkerRequest]) -> list[int]:
-        """Return free blocks, taken blocks, and blocks that a step may still write to: each block once, if all is well.
-
-        A block with several readers counts as taken by the first reader."""
-        occupants = (*occupants, *self._here.abandoned)
-        taken = [*self.steps.left, *(running.blocks for running in occupants)]
-        blocks = [*self.blocks.free, *chain.from_iterable(taken)]
-        if more_readers := self.blocks.more_readers:
-            return list((Counter(blocks) - Counter(more_readers)).elements())
-        return blocks
-
-    def orders(self) -> Sequence[Command]:
-        """Return what the device is to do before whatever is ordered next; once."""
+    def orders(self, copy: CopyOut | None = None, running: WorkerRequest | None = None) -> Sequence[Command]:
+        """Return, once, what the device is to do before whatever is ordered next: a copy of a request, if it is one."""
         return ()
 
     @property
@@ -160,10 +143,6 @@ class PlainMemory:
     def note_replaced(self, running: WorkerRequest) -> None:
         """Note that the choice of a step has given the blocks of a request to others."""
         take_blocks(running)
-
-    def drop(self, running: WorkerRequest, tokens: int, free: Callable[[tuple[int, ...]], None]) -> None:
-        """Hand the blocks of a request's first tokens to `free`: no layer reads these tokens any more."""
-        free(drop_beginning(running, tokens, self.limits.block_size))
 
     def release_after_step(self, running: WorkerRequest) -> None:
         """Free the blocks of a request when the steps in flight have ended."""
@@ -246,24 +225,23 @@ class PlainMemory:
 
     # --- The next step
 
-    def full(self) -> list[WorkerRequest]:
-        """Return the decodes that lack a place for the next token, in the order of seats."""
-        size, residents = self.limits.block_size, self._here.residents.values()
-        return [  # most have a place, and are passed over without a call for each
+    @property
+    def _decodes(self) -> Collection[WorkerRequest]:
+        return self._here.residents.values() if self.decodes else ()
+
+    def grow(self) -> Iterator[WorkerRequest]:
+        """Give each decode a place for its next token, in the order of seats. Yield a decode that finds none: then some
+        request is to leave."""
+        size = self.limits.block_size
+        full = [  # most have a place, and are passed over without a call for each
             running
-            for running in residents
+            for running in self._decodes
             if running.prefix - running.kv.dropped >= len(running.kv.blocks) * size * running.kv.in_place
         ]
-
-    def grow(self, running: WorkerRequest) -> bool:
-        """Give a decode a place for its next token; return whether there was one."""
-        while not running.has_place(self.limits.block_size):
-            if not self.take_for(running, 1):
-                return False
-        return True
-
-    def have_grown(self) -> None:
-        """Note that all decodes that could have grown."""
+        for running in full:
+            while running.blocks and not running.has_place(size):
+                if not self.take_for(running, 1):
+                    yield running
 
     @property
     def least_needed(self) -> WorkerRequest | None:
@@ -272,7 +250,7 @@ class PlainMemory:
 
     def runnable(self) -> tuple[Sequence[WorkerRequest], Sequence[WorkerRequest]]:
         """Return the decodes and the prompts that lack no memory."""
-        return tuple(self._here.residents.values()), tuple(self._here.prompts.values())
+        return tuple(self._decodes), tuple(self._here.prompts.values())
 
     def settle(self, selection: PlannedStep, at: StepContext) -> tuple[PlannedStep, Sequence[Command]]:
         """Return the step as it can run with the memory that was given, and the commands that come before the step."""
@@ -289,12 +267,6 @@ class PlainMemory:
         For example, two prompts that get blocks chunk by chunk may have 50 blocks each where each needs 100."""
         here = self._here
         return len(here.prompts) > 1 and not (here.residents or here.kept or here.is_changing)
-
-    def trim(self, awaits_pool: Callable[[WorkerRequest], bool]) -> list[Command]:
-        """Free memory of decodes that only some layers still read; return the commands for that.
-
-        `awaits_pool` says whether pages of a request are still to be copied to the pool."""
-        return self._folding.fold(awaits_pool)
 
     def step_ended(self) -> None:
         """Note that a step has ended: memory that only this step may have written to comes free."""
@@ -314,16 +286,9 @@ class PlainMemory:
         """Return whether best-effort requests here have lost memory and cannot run: these come before others."""
         return False
 
-    def orders_before(self, copy: CopyOut, running: WorkerRequest) -> Sequence[Command]:
-        """Return, once, the commands that come before this copy of a request."""
-        return self.orders()
-
-    def may_stay(self, running: WorkerRequest) -> bool:
-        """Return whether a request that has ended may keep its blocks until the answer is copied."""
+    def hold(self, running: WorkerRequest) -> bool:
+        """Let a request that has ended keep its blocks until the answer is copied; return whether it may."""
         return True
-
-    def hold(self, running: WorkerRequest) -> None:
-        """Let a request that has ended keep its blocks until the answer is copied."""
 
     def blocks_for_rt(self, offered: int) -> int:
         """Return the blocks that a real-time request may find beyond the blocks offered to all."""

@@ -9,7 +9,7 @@ from alignedserve.core import Fold, FoldKv
 from alignedserve.protocol.commands import Command
 from alignedserve.worker.pool import PageWriter
 from alignedserve.worker.requests import Requests
-from alignedserve.worker.step.blocks import fold_blocks, num_folded
+from alignedserve.worker.step.blocks import drop_beginning, fold_blocks, num_folded
 from alignedserve.worker.step.request import WorkerRequest
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Dropping:
             return False
         if unread > running.kv.dropped:
             self._writer.forget_parts(running)
-            self._memory.drop(running, unread, free)
+            free(drop_beginning(running, unread, self._memory.limits.block_size))
             running.drop_names()
         is_known = bool(running.known)  # a request seated on blocks of the device may lack its beginning already
         if is_known:
@@ -79,7 +79,9 @@ class Folding:
         self._fold = fold
 
     def fold(self, awaits_pool: Callable[[WorkerRequest], bool]) -> list[Command]:
-        """Fold blocks of the decodes here, at most MOST_FOLDS blocks after one step (PlainMemory.trim)."""
+        """Fold blocks of the decodes here, at most MOST_FOLDS blocks after one step; return the command for that.
+
+        `awaits_pool` says whether pages of a request are still to be copied to the pool."""
         if self._fold is None:
             return []
         folds, left, queue = list[tuple[int, ...]](), tuple[int, ...](), self._here.queue

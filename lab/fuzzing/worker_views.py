@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
+from itertools import chain
 
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.forms.memory.two_ended import slots_of
 from alignedserve.protocol.messages import Attempt
 
 
 def blocks_of(core: DecodeCore) -> list[int]:
-    """Return each block of the device once, as long as all is well."""
-    return [*core.memory.blocks_with(core.here.occupants()), *core.elsewhere.blocks]
+    """Return free blocks, taken blocks, and blocks that a step may still write to: each block once, if all is well.
+
+    A block with several readers counts as taken by the first reader."""
+    memory, here, of_forms = core.memory, core.here, core.elsewhere.blocks
+    if (slots := slots_of(memory)) is not None:
+        return [*slots.free, *slots.taken, *of_forms]
+    taken = [*memory.steps.left, *(running.blocks for running in (*here.occupants(), *here.abandoned))]
+    blocks = [*memory.blocks.free, *chain.from_iterable(taken)]
+    if more_readers := memory.blocks.more_readers:
+        blocks = list((Counter(blocks) - Counter(more_readers)).elements())
+    return [*blocks, *of_forms]
 
 
 def kept_blocks(core: DecodeCore) -> Collection[int]:

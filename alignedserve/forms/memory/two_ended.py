@@ -14,7 +14,7 @@ joins while another here lacks slots: that request was here first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from alignedserve.core import Chunk
@@ -89,20 +89,14 @@ class TwoEndedMemory(PlainMemory):
         self._left.clear()
         self.slots.unpin()
 
-    def blocks_with(self, occupants: Iterable[WorkerRequest]) -> list[int]:
-        return [*self.slots.free, *self.slots.taken]
-
     # --- The next step
 
-    def full(self) -> list[WorkerRequest]:
-        """Return the real-time decodes: these take slots of best-effort decodes."""
+    def grow(self) -> Iterator[WorkerRequest]:
+        """Claim a slot more for real-time decodes, which take slots of best-effort decodes, and then for these."""
         self._begin()
-        return [resident for resident in self._here.residents.values() if resident.promise.is_rt]
-
-    def grow(self, running: WorkerRequest) -> bool:
-        return self._claim_next(running)
-
-    def have_grown(self) -> None:
+        for running in [resident for resident in self._here.residents.values() if resident.promise.is_rt]:
+            while running.blocks and not self._claim_next(running):
+                yield running
         for running in self._here.seated:
             if not running.promise.is_rt and not self.slots.has_lost(running):
                 self._claim_next(running)
@@ -194,21 +188,19 @@ class TwoEndedMemory(PlainMemory):
     def owes_best_effort(self) -> bool:
         return bool(self.lacking())
 
-    def orders(self) -> Sequence[Command]:
-        copies = self.slots.copies()
+    def orders(self, copy: CopyOut | None = None, running: WorkerRequest | None = None) -> Sequence[Command]:
+        copies, saved = self.slots.copies(), ()
+        if copy is not None and running is not None:
+            saved = tuple((token, place) for token, place in self.slots.saved(running) if token < len(copy.tokens))
+        if copy is not None and saved:
+            return (replace(copies or CopySlots(), copy=copy.number, saved=saved),)
         return () if copies is None else (copies,)
 
-    def orders_before(self, copy: CopyOut, running: WorkerRequest) -> Sequence[Command]:
-        saved = tuple((token, place) for token, place in self.slots.saved(running) if token < len(copy.tokens))
-        if not saved:
-            return self.orders()
-        return (replace(self.slots.copies() or CopySlots(), copy=copy.number, saved=saved),)
-
-    def may_stay(self, running: WorkerRequest) -> bool:
-        return not self.slots.is_shared(running)  # else in the way of another request
-
-    def hold(self, running: WorkerRequest) -> None:
+    def hold(self, running: WorkerRequest) -> bool:
+        if self.slots.is_shared(running):  # in the way of another request
+            return False
         self.slots.pin((running,))
+        return True
 
     def blocks_for_rt(self, offered: int) -> int:
         return self.num_free - offered + self.slots.room_for_rt
