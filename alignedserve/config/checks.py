@@ -9,7 +9,8 @@ from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.config.choices import DeviceKind, Graphs, Launcher, LookAhead, TransportName
 from alignedserve.config.sections import EngineConfig, RayConfig, ScaleConfig
 from alignedserve.errors import ConfigError
-from alignedserve.scheduling.policy import Compression, Handoff, Predictor
+from alignedserve.forms.rules import Compression
+from alignedserve.scheduling.policy import Handoff, Predictor
 from alignedserve.text.calls.names import CALL_FORMATS
 from alignedserve.text.reasoning.names import AUTO, NONE, REASONING_FAMILIES
 

@@ -25,12 +25,12 @@ from alignedserve.config.choices import (
 from alignedserve.config.setting import PREFIX, common, experiment, setting
 from alignedserve.config.topology import Range
 from alignedserve.core import Role
+from alignedserve.forms.rules import Compression
 from alignedserve.policies.source import PolicySource
 from alignedserve.scheduling.policy import (
     DEFAULT_POLICY,
     Cache,
     Chunking,
-    Compression,
     Grouping,
     Handoff,
     Layout,

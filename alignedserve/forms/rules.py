@@ -1,9 +1,12 @@
-"""The settings that turn forms on, and what they mean for other parts (what they forbid: scheduling/policy.py)."""
+"""The options of a policy that turn forms on: what they forbid of other options, and what they mean for other parts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from functools import cached_property
+from typing import Any
 
 HIDDEN = "hidden"  # the form of a request that is kept as hidden vectors (core.KvForm)
 
@@ -28,19 +31,6 @@ class Compression(str, Enum):
     OFF = "off"
     AUTO = "auto"  # while free pages are few: longest expected wait first
     INT8 = "int8"  # always
-
-
-class Options(Protocol):
-    """What is read of a policy (scheduling/policy.py)."""
-
-    @property
-    def blocks(self) -> Layout: ...
-
-    @property
-    def cache(self) -> Cache: ...
-
-    @property
-    def checkpoints(self) -> float: ...
 
 
 class PlainUse:
@@ -78,11 +68,31 @@ class HybridUse(PlainUse):
     keeps_apart = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class FormOptions:
+    """The part of a policy that forms declare (scheduling/policy.py has the rest)."""
+
+    blocks: Layout = Layout.PLAIN
+    checkpoints: float = 1.0  # tokens without a slot that a worker keeps on the host / tokens with a slot
+    cache: Cache = Cache.KV
+    compression: Compression = Compression.OFF
+    prefetch: bool = True  # whether prefill workers hold the KV of candidates
+    candidate_share: float = 0.3  # most of a prefill worker's blocks for such KV
+
+    @cached_property  # read at every step
+    def block_use(self) -> PlainUse:
+        """Return how decode workers use blocks."""
+        if self.blocks is Layout.BIDIRECTIONAL:
+            return TwoEndedUse(self.checkpoints)
+        return _HYBRID if self.cache is Cache.HYBRID else _PLAIN
+
+
 _PLAIN, _HYBRID = PlainUse(), HybridUse()
-
-
-def block_use_of(policy: Options) -> PlainUse:
-    """Return how decode workers use their blocks by this policy."""
-    if policy.blocks is Layout.BIDIRECTIONAL:
-        return TwoEndedUse(policy.checkpoints)
-    return _HYBRID if policy.cache is Cache.HYBRID else _PLAIN
+# What a form asks of other options, as in scheduling/policy.py: option -> value -> other option -> values that go with
+# both. Hidden vectors are chosen by the time that requests have waited, and the form of a prompt is chosen once.
+FORMS_GO_WITH: Mapping[str, Mapping[Enum, Mapping[str, Sequence[Any]]]] = {
+    "blocks": {Layout.BIDIRECTIONAL: {"room": ("growing",), "cache": (Cache.KV,)}},
+    "cache": {
+        Cache.HYBRID: {"room": ("whole", "growing"), "scheduler": ("aligned", "best_fit", "bros", "apt_serve")},
+    },
+}

@@ -8,10 +8,9 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
+from alignedserve.forms.rules import FORMS_GO_WITH, FormOptions
 from alignedserve.forms.rules import Cache as Cache
-from alignedserve.forms.rules import Compression as Compression
 from alignedserve.forms.rules import Layout as Layout
-from alignedserve.forms.rules import PlainUse, block_use_of
 from alignedserve.policies.guard import NO_POLICIES, OwnPolicies
 from alignedserve.policies.kinds import PolicyKind
 from alignedserve.scheduling.levels import AGE_S
@@ -125,9 +124,7 @@ _GOES_WITH: Mapping[str, Mapping[Enum, Mapping[str, Sequence[Any]]]] = {
         Room.GROWING: {"reserve": (0,)},
         Room.CHUNKS: {"reserve": (0,), "chunking": (Chunking.FIXED, Chunking.SLO)},
     },
-    "blocks": {Layout.BIDIRECTIONAL: {"room": (Room.GROWING,), "cache": (Cache.KV,)}},
-    # Hidden vectors are chosen by the time that requests have waited, and the form of a prompt is chosen once.
-    "cache": {Cache.HYBRID: {"room": _AT_ONCE_OR_BY_BLOCK, "scheduler": (*_RT_FIRST, SchedulerName.APT_SERVE)}},
+    **FORMS_GO_WITH,
     "a policy for": {
         PolicyKind.ORDER: {
             "scheduler": (SchedulerName.ALIGNED, SchedulerName.BROS, SchedulerName.SHORTEST, SchedulerName.ALISE)
@@ -138,7 +135,7 @@ _GOES_WITH: Mapping[str, Mapping[Enum, Mapping[str, Sequence[Any]]]] = {
 
 
 @dataclass(frozen=True)
-class Policy:
+class Policy(FormOptions):
     scheduler: SchedulerName = SchedulerName.ALIGNED
     chunking: Chunking = Chunking.SLO
     room: Room = Room.GROWING
@@ -151,21 +148,15 @@ class Policy:
     window_s: float = 0.75  # width in slack of the windows in which the best fit chooses (gamma)
     long_prompt: int = 4096  # tokens; by AccelGen's rules a single prompt of this length is unfinished at a time
     budget_pivots: float = 4.0  # most prompt tokens of a step with slo chunking, in multiples of S_pf
-    compression: Compression = Compression.OFF
     predictor: Predictor = Predictor.HASH
-    blocks: Layout = Layout.PLAIN
-    cache: Cache = Cache.KV
     reserve: int = 0  # least tokens of memory that a request gets with room whole
     waiting_ratio: float = 0.0  # of TGI: waiting prompts per decode from which prompts interrupt decodes
     handoff: Handoff = Handoff.ROOM
     pinning: bool = True  # whether real-time requests that cannot wait go straight to a decode worker
     evict: bool = True  # whether preempted requests keep their KV elsewhere; otherwise they are recomputed
-    prefetch: bool = True  # whether prefill workers hold the KV of candidates
-    candidate_share: float = 0.3  # most of a prefill worker's blocks for such KV
     helps: bool = True  # whether decode workers take prompts that pile up, and prefill workers decode where they can
     least_moved: int = 64  # least output tokens worth a move from a prefill worker that could decode them
     refuse_ttfts: float = 2.0  # most ttfts that a chat may wait for others in a burst, else it is refused; 0: none
-    checkpoints: float = 1.0  # tokens without a slot that a worker keeps on the host / tokens with a slot
     own: OwnPolicies = NO_POLICIES  # decide in place of what is above
 
     def of_part(self, own: OwnPolicies) -> Policy:
@@ -175,9 +166,10 @@ class Policy:
     @property
     def problem(self) -> str | None:
         """Return why these options mean nothing together, or None."""
-        own = [("a policy for", kind) for kind in PolicyKind if self.own.decides(kind)]
-        for option, value in (*vars(self).items(), *own):
-            for other, values in _GOES_WITH.get(option, {}).get(value, {}).items():
+        asked = [(option, value, rules) for option, of in _GOES_WITH.items() for value, rules in of.items()]
+        for option, value, rules in asked:
+            is_set = self.own.decides(value) if isinstance(value, PolicyKind) else getattr(self, option) is value
+            for other, values in rules.items() if is_set else ():
                 if (given := getattr(self, other)) not in values:
                     wanted = " or ".join(map(_said, values))
                     return f"{option} {_said(value)} goes not with {other} {_said(given)}: set {other} to {wanted}"
@@ -196,11 +188,6 @@ class Policy:
     def is_rt_first(self) -> bool:
         """Return whether real-time requests take seats and memory of best-effort requests; else both are equal."""
         return self.scheduler in _RT_FIRST and self.ordering.goes_by_promises
-
-    @cached_property  # read at every step
-    def block_use(self) -> PlainUse:
-        """Return how decode workers use blocks."""
-        return block_use_of(self)
 
     @cached_property  # read at every step
     def ordering(self) -> Ordering:

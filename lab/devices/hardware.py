@@ -24,12 +24,13 @@ from alignedserve.cost.trials import Bounds, trials
 from alignedserve.errors import ProfileError
 from alignedserve.forms.orders import CompressPage, CopySlots, ProjectKv
 from alignedserve.forms.pool.int8_layout import Int8Layout
+from alignedserve.forms.rules import Compression
 from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.lab.devices import device_file, devices, gpu_truth, roofline
 from alignedserve.lab.devices.devices import Device
 from alignedserve.lab.devices.gpu_truth import GpuTruth
 from alignedserve.protocol.commands import CopyIn, CopyOut, SendKv
-from alignedserve.scheduling.policy import Compression, Policy
+from alignedserve.scheduling.policy import Policy
 
 _GB = 1e9
 _HOST = 5e-6  # seconds before a copy begins

@@ -16,6 +16,7 @@ from alignedserve.core import Pooling, Request, Sampling, ServiceClass, Slo, Wor
 from alignedserve.cost.model import FREE_COPIES, CopyCost
 from alignedserve.cost.sums import added
 from alignedserve.errors import FuzzError
+from alignedserve.forms.rules import Compression
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.lab.fuzzing.typed_tree import WrongTree, typed
 from alignedserve.loads.workload import Arrival
@@ -23,7 +24,7 @@ from alignedserve.loads.workload.tape import STOP, VOCABULARY
 from alignedserve.policies.guard import OwnPolicies
 from alignedserve.policies.source import PolicySource
 from alignedserve.router.placing.admission import Queues
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Compression, Handoff, Layout, Policy
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Handoff, Layout, Policy
 from alignedserve.simulator.machines.engine import Costs, story_from
 from alignedserve.simulator.machines.faults import BreakTransfer, Fault, calm_at
 from alignedserve.simulator.machines.transfers import TIMEOUT_S

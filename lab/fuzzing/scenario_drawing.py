@@ -10,6 +10,7 @@ from dataclasses import replace
 from random import Random
 
 from alignedserve.core import ServiceClass, WorkerLimits, units_for
+from alignedserve.forms.rules import Compression
 from alignedserve.lab.fuzzing.job_drawing import some_with_jobs
 from alignedserve.lab.fuzzing.scenario import TOPOLOGIES, Ask, Scenario, least_pages
 from alignedserve.lab.fuzzing.wider_drawing import (
@@ -27,7 +28,6 @@ from alignedserve.scheduling.orders import Order
 from alignedserve.scheduling.policy import (
     Cache,
     Chunking,
-    Compression,
     Grouping,
     Layout,
     Policy,

@@ -15,7 +15,8 @@ from alignedserve.config.config import Config, dump, load, parse, settings
 from alignedserve.config.sections import EngineConfig, LogConfig, PoolConfig, ServerConfig, WireConfig
 from alignedserve.config.topology import Topology
 from alignedserve.errors import ConfigError
-from alignedserve.scheduling.policy import Compression, Predictor
+from alignedserve.forms.rules import Compression
+from alignedserve.scheduling.policy import Predictor
 
 
 def _file(folder: Path, text: str) -> Path:

@@ -18,6 +18,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.executor.hands import EngineHands
 from alignedserve.forms.orders import CompressPage
 from alignedserve.forms.pool.int8_layout import Int8Layout
+from alignedserve.forms.rules import Compression
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.kvpool.arena.extents import PageBytes
 from alignedserve.kvpool.state import PoolCore
@@ -26,7 +27,7 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, Deliver, ReceiveKv, RunStep, SendKv
 from alignedserve.protocol.events import Event
 from alignedserve.protocol.messages import Member
-from alignedserve.scheduling.policy import Compression, Policy
+from alignedserve.scheduling.policy import Policy
 from alignedserve.simulator.machines.transfers import SimulatedTransfers
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from alignedserve.forms.messages import Compress, Compressed
 from alignedserve.forms.pool.compression import AT_ONCE
+from alignedserve.forms.rules import Compression
 from alignedserve.kvpool.arena.extents import Extents, PageKind
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Command, Send
@@ -21,7 +22,7 @@ from alignedserve.protocol.messages import (
     Prefix,
     Release,
 )
-from alignedserve.scheduling.policy import Compression, Grouping, Policy, SchedulerName
+from alignedserve.scheduling.policy import Grouping, Policy, SchedulerName
 from alignedserve.scheduling.slo import StepTimes
 from tests.samples import entry, member, request, said
 

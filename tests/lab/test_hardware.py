@@ -10,11 +10,12 @@ import pytest
 from alignedserve.core import NO_KV, Decode, Sampling, StepPlan
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Route, Shape, Uncertainty, shape_of
 from alignedserve.forms.orders import CompressPage
+from alignedserve.forms.rules import Compression
 from alignedserve.lab.benchmarks.common.hog import HoggedTruth
 from alignedserve.lab.devices.gpu_truth import names
 from alignedserve.lab.devices.hardware import ProfileTruth, from_gpu
 from alignedserve.protocol.commands import CopyIn
-from alignedserve.scheduling.policy import Compression, Policy
+from alignedserve.scheduling.policy import Policy
 
 KNOWN = CostModel({kind: Coefficients(fixed=1e-3, token=(1e-4,)) for kind in Kind}, dict.fromkeys(Kind, Uncertainty()))
 OFF = Uncertainty(median=0.04, p90=0.12)
