@@ -111,6 +111,8 @@ LENT = {  # loads near what two workers take, with rates in chats per second
     "long answers": ("sizes:prompt=lognormal:1067:300:2048,output=lognormal:1613:450:3000", 1.3),
     "summaries": ("sizes:prompt=lognormal:2753:1500:8000,output=lognormal:170:100:600", 3.0),
 }
+# Clusters that are compared, with their rates in times of those above; with --all all of them.
+LENT_ON = ((("1+1", "2xcolocated"), 1.0), (("1+1", "2xcolocated"), 1.5), (("2+2", "4xcolocated"), 2.0))
 LENT_S, OF_COLOCATED, OF_BATCH = 30, 1.0, 0.95
 BATCH_GPU = "rtxpro6000-llama-3.1-8b-tp1"
 BATCH = (  # one-time, of two kinds
@@ -159,15 +161,15 @@ def refusals(chosen: dict[str, NamedLoad], seeds: Sequence[int], with_all: bool)
         report(f"{where}, attained {at}", mean(run.rt.attainment for run in runs), "1")
 
 
-def lending(chosen: dict[str, NamedLoad], seeds: Sequence[int], _with_all: bool) -> None:
+def lending(chosen: dict[str, NamedLoad], seeds: Sequence[int], with_all: bool) -> None:
     """Report each seed apart: a mean would hide one in which prefill workers lose."""
     chats = chosen["chats"]
     rows = {"chats": (chats.workload, 0.8 * chats.capacity), **LENT}
-    for name, (workload, rate) in rows.items():
-        load = f"{workload},first_s={LENT_S}"
-        trials = [SimulationTrial("aligned", load, cluster, 0, rate, GPU) for cluster in ("1+1", "2xcolocated")]
+    for (name, (workload, usual)), (clusters, times) in product(rows.items(), LENT_ON if with_all else LENT_ON[:1]):
+        load, rate = f"{workload},first_s={LENT_S}", times * usual
+        trials = [SimulationTrial("aligned", load, cluster, 0, rate, GPU) for cluster in clusters]
         for seed, (kept, gap_s), (best, other_s) in zip(seeds, *of_seeds(kept_and_gap, trials, seeds), strict=True):
-            where = f"{name} at {rate:g}/s, 1+1 against 2xcolocated, seed {seed}"
+            where = f"{name} at {rate:g}/s, {' against '.join(clusters)}, seed {seed}"
             goal = OF_COLOCATED * best
             report(f"{where}, chats that keep their promises", kept, "1", baseline=best, goal=goal, at_least=True)
             report(f"{where}, P99 of gaps", gap_s, "s", baseline=other_s, goal=other_s)
