@@ -450,6 +450,11 @@ class Entry:
         """Return how many tokens have KV."""
         return self.prefix - self.dropped
 
+    @property
+    def kv(self) -> KvForm:
+        """Return the form of the KV on a device where the request has no blocks yet."""
+        return KvForm(dropped=self.dropped)
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:

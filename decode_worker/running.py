@@ -283,7 +283,7 @@ class StepEnd(WorkerPart):
                 self._decisions.note(Kind.CHUNK, running.request, "", tokens, step, seconds, predicted_s)
         released = self._give_tokens(plan, event, now)
         # Behind the step in flight, and before whatever is ordered for the blocks that come free.
-        folds = self._memory.folding.fold(self._writing.awaits)
+        folds = self._memory.folding.trim(self._writing.awaits)
         return [*folds, *released, *self._outputs.flush()]
 
     def _give_tokens(self, plan: StepPlan, done: StepDone, now: float) -> list[Command]:

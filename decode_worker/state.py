@@ -57,25 +57,13 @@ def handlers(core: DecodeCore) -> Events:
         messages.Offer: (core.intake.consider,),
         messages.Decline: (core.offering.declined,),
         messages.Kept: (core.writing.kept, core.intake.note_copy),
-        messages.Pull: (
-            forms,
-            core.offering.pulled,
-        ),
+        messages.Pull: (forms, core.offering.pulled),
         messages.LeasePages: (core.writing.leased,),
         messages.GiveBack: (core.writing.give_back,),
-        events.CopiedIn: (
-            forms,
-            core.seats.copied_in,
-        ),
+        events.CopiedIn: (forms, core.seats.copied_in),
         events.CopiedOut: (core.writing.copied_out,),
-        events.KvReceived: (
-            forms,
-            core.joining.received,
-        ),
-        events.KvSent: (
-            forms,
-            core.offering.sent,
-        ),
+        events.KvReceived: (forms, core.joining.received),
+        events.KvSent: (forms, core.offering.sent),
         events.StepDone: (
             core.router.rate.step_done,  # before the step's end, while prompts that end with it still count as waiting
             core.idle.step_done,
@@ -92,10 +80,7 @@ def handlers(core: DecodeCore) -> Events:
         (events.MemberJoined, Role.ROUTER): (core.router.router_joined,),
         (events.MemberLost, Role.ROUTER): (core.router.router_lost,),
         **{(events.MemberLost, role): (core.owners.owner_lost,) for role in OWNERS},
-        (events.MemberJoined, Role.POOL): (
-            forms,
-            core.pool_link.joined,
-        ),
+        (events.MemberJoined, Role.POOL): (forms, core.pool_link.joined),
         **{(events.MemberJoined, role): (core.intake.peer_joined,) for role in WORKERS},
         **{(events.MemberLost, role): (forms, core.intake.peer_lost, core.offering.peer_lost) for role in WORKERS},
         (events.MemberLost, Role.POOL): (

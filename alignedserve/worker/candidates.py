@@ -67,7 +67,7 @@ class JoinCandidate:
         if self.evicted is not None:
             return self.evicted
         entry = self.entry
-        running = running_of(policy, entry.request, entry.output, entry.due, dropped=entry.dropped)
+        running = running_of(policy, entry.request, entry.output, entry.due, kv=entry.kv)
         running.resume(entry, page_size)
         running.becomes(State.CANDIDATE)
         return running

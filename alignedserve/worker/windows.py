@@ -78,7 +78,7 @@ class Folding:
         self._size, self._here, self._memory, self._writer = memory.limits.block_size, here, memory, writer
         self._fold = fold
 
-    def fold(self, awaits_pool: Callable[[WorkerRequest], bool]) -> list[Command]:
+    def trim(self, awaits_pool: Callable[[WorkerRequest], bool]) -> list[Command]:
         """Fold blocks of the decodes here, at most MOST_FOLDS blocks after one step; return the command for that.
 
         `awaits_pool` says whether pages of a request are still to be copied to the pool."""
