@@ -46,7 +46,7 @@ from alignedserve.engine.weights.forms import weights_of
 from alignedserve.engine.weights.tensors import Weights
 from alignedserve.errors import PlanError, RankLost
 from alignedserve.fallbacks import fell_back
-from alignedserve.forms.device.table import DeviceForm, form_of
+from alignedserve.forms.device.table import DeviceForm
 from alignedserve.kernels.common.adapters import StepAdapters
 from alignedserve.kernels.common.fp8 import AnyQuantised
 from alignedserve.kernels.common.int8_kv import vector_of
@@ -146,7 +146,7 @@ class Engine:
     @cached_property
     def form(self) -> DeviceForm:
         """Return the other form than KV in which requests can be kept."""
-        return form_of(self.config, self.kv_dtype, self._kernels, self._model)
+        return DeviceForm(self.config, self.kv_dtype, self._kernels, self._model)
 
     @property
     def kernels(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -33,39 +33,29 @@ class Compression(str, Enum):
     INT8 = "int8"  # always
 
 
-class PlainUse:
-    """The plain use of blocks on a decode worker: each holds the KV of one request."""
+@dataclass(frozen=True)
+class BlockUse:
+    """How a decode worker uses its blocks: plainly, where each block holds the KV of one request, or otherwise."""
 
     why_not_ahead: str | None = None  # why no step can be planned while the one before it runs
     why_not_direct: str | None = None  # why no KV can come from device to device
-    keeps_hidden = False  # whether some requests may be kept as hidden vectors
-    keeps_apart = True  # whether each request has blocks of its own, for KV alone
+    keeps_hidden: bool = False  # whether some requests may be kept as hidden vectors (Apt-Serve §4.3)
+    keeps_apart: bool = True  # whether each request has blocks of its own, for KV alone
+    on_host: float = 0.0  # tokens that a worker keeps in host memory / tokens with a slot on the device
 
     def num_on_host(self, num_slots: int) -> int:
         """Return how many tokens a worker keeps in host memory beside a device with `num_slots`."""
-        return 0
+        return int(self.on_host * num_slots)
 
 
-class TwoEndedUse(PlainUse):
-    """Two requests may be in one block (BROS §5)."""
-
-    why_not_ahead = "with blocks bidirectional a chat may take slots of any request before each step"
-    why_not_direct = "KV that comes directly needs blocks of its own: schedule.blocks bidirectional shares them"
-    keeps_apart = False
-
-    def __init__(self, checkpoints: float) -> None:
-        self._checkpoints = checkpoints
-
-    def num_on_host(self, num_slots: int) -> int:
-        return int(self._checkpoints * num_slots)
-
-
-class HybridUse(PlainUse):
-    """Some requests may be kept as hidden vectors (Apt-Serve §4.3)."""
-
-    why_not_ahead = "with cache hybrid what is kept of a request may change before each step"
-    keeps_hidden = True
-    keeps_apart = False
+_HYBRID = BlockUse(
+    "with cache hybrid what is kept of a request may change before each step", keeps_hidden=True, keeps_apart=False
+)
+_TWO_ENDED = BlockUse(  # two requests may be in one block (BROS §5)
+    "with blocks bidirectional a chat may take slots of any request before each step",
+    "KV that comes directly needs blocks of its own: schedule.blocks bidirectional shares them",
+    keeps_apart=False,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +70,12 @@ class FormOptions:
     candidate_share: float = 0.3  # most of a prefill worker's blocks for such KV
 
     @cached_property  # read at every step
-    def block_use(self) -> PlainUse:
-        """Return how decode workers use blocks."""
+    def block_use(self) -> BlockUse:
         if self.blocks is Layout.BIDIRECTIONAL:
-            return TwoEndedUse(self.checkpoints)
-        return _HYBRID if self.cache is Cache.HYBRID else _PLAIN
+            return replace(_TWO_ENDED, on_host=self.checkpoints)
+        return _HYBRID if self.cache is Cache.HYBRID else BlockUse()
 
 
-_PLAIN, _HYBRID = PlainUse(), HybridUse()
 # What a form asks of other options, as in scheduling/policy.py: option -> value -> other option -> values that go with
 # both. Hidden vectors are chosen by the time that requests have waited, and the form of a prompt is chosen once.
 FORMS_GO_WITH: Mapping[str, Mapping[Enum, Mapping[str, Sequence[Any]]]] = {

@@ -28,9 +28,10 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels
 class HiddenVectors:
     def __init__(self, config: ModelConfig, kv_dtype: KvDtype, kernels: Kernels, model: Model) -> None:
         self._config, self._kernels, self._model = config, kernels, model
-        self.why_not = config.why_not_hidden or kv_dtype.why_not_hidden
+        self.why_not = config.why_not_hidden or kv_dtype.why_not_hidden  # why no request can have this form here
 
     def problem(self, run: Run) -> str | None:
+        """Return why a request cannot run in its present form; None where nothing hinders."""
         if run.kv.form != HIDDEN:
             return f"is kept in the form {run.kv.form!r}, which this engine does not know"
         if self.why_not is not None:
@@ -38,6 +39,7 @@ class HiddenVectors:
         return None if run.adapter is None else "has an adapter: it keeps KV, not hidden vectors"
 
     def attention(self, for_kv: Attention | None, rows: int, runs: Sequence[Run], cache: Tensor) -> Attention:
+        """Return the attention of a step: the first `rows` rows are those of `for_kv`, then come these runs."""
         for_hidden = _HiddenAttention(runs, cache.unbind(0), self._config, self._kernels, self._model)
         return for_hidden if for_kv is None else _MixedAttention(for_kv, for_hidden, rows)
 
@@ -50,6 +52,7 @@ class HiddenVectors:
 
     @torch.inference_mode()
     def remake(self, blocks: Sequence[int], tokens: int, cache: Tensor) -> None:
+        """Make K and V of these tokens in place, as each step with such tokens does: what that costs is measured."""
         self._project(blocks, blocks, tokens, cache)
 
     def _check(self, order: ProjectKv, cache: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,20 +17,8 @@ from alignedserve.kvpool.arena.extents import PageKind
 Amend: TypeAlias = Callable[[Tensor, range], bool]
 
 
-class PageForm(Protocol):
-    @property
-    def num_bytes(self) -> int:
-        """Return the bytes of a page in this form."""
-
-    def write(self, rows: Tensor, payload: memoryview) -> bool:
-        """Write a full page's rows, [groups, tokens, kv_dim]; return False where the form cannot hold them."""
-
-    def expand(self, payload: memoryview, cache: Tensor, slots: Tensor) -> None:
-        """Write the KV of a page to slots of the device cache. The page may still be on its way at the return."""
-
-
 def page_forms(
     groups: int, tokens: int, kv_dim: int, dtype: torch.dtype, kernels: Kernels, device: torch.device
-) -> Mapping[PageKind, PageForm]:
+) -> Mapping[PageKind, Int8Pages]:
     """Return the forms by the kind of a page. `groups` is the number of layers, times two."""
     return {PageKind.KV_INT8: Int8Pages(groups, tokens, kv_dim, dtype, kernels, device)}

@@ -1,6 +1,5 @@
 """The memories of a decode worker that share blocks between requests, or keep some requests as hidden vectors.
 
-table.py        Which memory a policy asks for.
 two_ended.py    Memory in which two requests may share a block (BROS §5).
 block_ends.py   Blocks that two requests share: a real-time request from the left, a best-effort request from the right.
 slot_copies.py  The copies of single tokens' vectors that are due before a step.

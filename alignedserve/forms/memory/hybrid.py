@@ -12,11 +12,11 @@ for that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from alignedserve.core import Chunk, KvForm, Slo, units_for
+from alignedserve.core import KvForm, Slo, units_for
 from alignedserve.cost.model import CostModel
 from alignedserve.forms.memory.worth import CacheKind, MemoryWish, assign, pays_as_hidden
 from alignedserve.forms.orders import ProjectKv
@@ -211,18 +211,12 @@ class WeighedMemory(PlainMemory):
         return ProjectKv(running.request.id, kept, running.blocks, running.prefix)
 
 
-def _as_kv(selection: PlannedStep, upgraded: Iterable[WorkerRequest], cost: CostModel) -> PlannedStep:
-    by_name = {running.request.id: running for running in upgraded}
-    chunks = tuple(_chunk_as_kv(chunk, by_name.get(chunk.request)) for chunk in selection.chunks)
-    projected = sum(running.prefix for running in by_name.values())
+def _as_kv(selection: PlannedStep, upgraded: Sequence[WorkerRequest], cost: CostModel) -> PlannedStep:
+    now = {running.request.id: running.kv for running in upgraded}
+    chunks = tuple(replace(of, kv=now[of.request]) if of.request in now else of for of in selection.chunks)
+    projected = sum(running.prefix for running in upgraded)
     shape = selection.shape._replace(remade=selection.shape.remade - projected)
     return replace(selection, chunks=chunks, shape=shape, predicted_s=cost.seconds(shape))
-
-
-def _chunk_as_kv(chunk: Chunk, running: WorkerRequest | None) -> Chunk:
-    if running is None:
-        return chunk
-    return replace(chunk, kv=running.kv)
 
 
 def _hidden(blocks: tuple[int, ...]) -> KvForm:

@@ -1,4 +1,4 @@
-"""The parts that forms add to a worker's core.
+"""What forms add to a worker's core.
 
-table.py  Which parts a core has by its policy.
+table.py  Which memory, and which parts, a core has by its policy.
 """

@@ -1,12 +1,26 @@
-"""The parts that forms add to a worker's core by its policy."""
+"""The memory, and the parts, that forms add to a worker's core by its policy."""
 
 from __future__ import annotations
 
+from alignedserve.forms.memory.hybrid import WeighedMemory
+from alignedserve.forms.memory.two_ended import TwoEndedMemory
 from alignedserve.forms.pool.worker_part import PageRewriting
 from alignedserve.forms.prefetch.buffers import Buffers
 from alignedserve.forms.prefetch.decode_part import Prefetching
+from alignedserve.forms.rules import Cache, Layout
+from alignedserve.scheduling.policy import Policy, SchedulerName
+from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.offering import Offering
 from alignedserve.worker.part import FormPart, Worker
+
+
+def memory_for(policy: Policy) -> type[PlainMemory]:
+    """Return the memory of a decode worker."""
+    if policy.blocks is Layout.BIDIRECTIONAL:
+        return TwoEndedMemory
+    if policy.cache is Cache.HYBRID or policy.scheduler is SchedulerName.APT_SERVE:  # it weighs requests as KV, too
+        return WeighedMemory
+    return PlainMemory
 
 
 def parts_of(worker: Worker, offering: Offering) -> tuple[FormPart, FormPart]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.core import Entry
 from alignedserve.kvpool.memory.rewriting import WaitsInPool
 from alignedserve.protocol.messages import AskBatch
 from alignedserve.scheduling.lengths import tokens_left
@@ -33,17 +32,11 @@ class WaitingOrder:
 
     def longest_first(self, waiting: Sequence[WaitsInPool], now: float) -> list[WaitsInPool]:
         """Return the requests, longest expected wait first; among equals the request that is served later first."""
-        line, age_s = self._as_served(waiting, now), self._policy.age_s
-        return shortest_wait_first(line, lambda entry: self._in_line(entry, now), self._mean_batch, age_s)[::-1]
+        ask, policy = self._ask, self._policy
+        as_served = policy.ordering.of_waits.sort(waiting, lambda of: of.standing(ask, now), ask.times, policy.late)
 
-    def _as_served(self, waiting: Sequence[WaitsInPool], now: float) -> Sequence[WaitsInPool]:
-        ask, order = self._ask, self._policy.ordering.of_waits
-        return list(order.sort(waiting, lambda entry: entry.standing(ask, now), ask.times, self._policy.late))
+        def in_line(of: WaitsInPool) -> InLine:
+            tokens = tokens_left(of.entry.request, policy, len(of.entry.output))
+            return InLine(tokens * ask.times.mean_s, now - of.since, None if of.promise.is_rt else level_of(tokens))
 
-    def _in_line(self, waiting: WaitsInPool, now: float) -> InLine:
-        tokens = self._tokens_left(waiting.entry)
-        level = None if waiting.promise.is_rt else level_of(tokens)
-        return InLine(tokens * self._ask.times.mean_s, now - waiting.since, level)
-
-    def _tokens_left(self, entry: Entry) -> int:
-        return tokens_left(entry.request, self._policy, len(entry.output))
+        return shortest_wait_first(list(as_served), in_line, self._mean_batch, policy.age_s)[::-1]
