@@ -167,11 +167,10 @@ class PlainMemory:
         `has_kv` says that the pool has KV of all the tokens: the request is no prompt."""
         tokens, pages = self.room_for(running), self.pages
         if pages.page_size:
-            num_read = pages.num_read_of_kv(running) if has_kv else pages.num_read(running)
-            if units_for(tokens, self.limits.block_size) - num_read > self.num_free:
+            if units_for(tokens, self.limits.block_size) - pages.num_read(running, has_kv) > self.num_free:
                 self.is_stuck = True
                 return False
-            add_blocks(running, (pages.share_kv if has_kv else pages.share)(running))
+            add_blocks(running, pages.share(running, has_kv))
         return self.seat(running, tokens)
 
     def seating(self, seats: int, waiting: WaitingPrompts, at: StepContext) -> Seating:
@@ -239,7 +238,7 @@ class PlainMemory:
             if running.prefix - running.kv.dropped >= len(running.kv.blocks) * size * running.kv.in_place
         ]
         for running in full:
-            while running.blocks and not running.has_place(size):
+            while running.blocks and not running.kv.has_place(running.prefix, size):
                 if not self.take_for(running, 1):
                     yield running
 

@@ -276,7 +276,7 @@ class TwoEndedBlocks(Blocks):
             kept = size - min(size, tokens - number * size)
             if self._present(part) > kept:
                 plan.losses.append(_Loss(part, kept))
-        if sum([self._num_to_save(loss) for loss in plan.losses]) > self._places.num_free:
+        if sum([len(self._lost(loss)) for loss in plan.losses]) > self._places.num_free:
             return None
         return plan
 
@@ -303,9 +303,6 @@ class TwoEndedBlocks(Blocks):
     def _is_hollow(self, holding: _SlotHolding, number: int) -> bool:
         alone = holding.blocks[number] not in self._left
         return alone and self._present(_BlockPart(holding, number)) < self._block_size
-
-    def _num_to_save(self, loss: _Loss) -> int:
-        return len(self._lost(loss))
 
     def _lost(self, loss: _Loss) -> range:
         """Return the tokens that have vectors and lose their slots."""

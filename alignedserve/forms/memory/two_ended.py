@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from alignedserve.core import Chunk
 from alignedserve.cost.model import Shape
 from alignedserve.forms.memory.block_ends import Side, TwoEndedBlocks
 from alignedserve.forms.orders import CopySlots
@@ -139,7 +138,7 @@ class TwoEndedMemory(PlainMemory):
     def _pinned(self, selection: PlannedStep) -> PlannedStep:
         decodes, chunks, find = self._whole(selection.decodes), selection.chunks, self._here.running_of
         if not self._is_plentiful:
-            chunks = tuple(chunk for chunk in chunks if self.slots.is_whole(find(chunk), _end_of(chunk)))
+            chunks = tuple(of for of in chunks if self.slots.is_whole(find(of), of.start + len(of.tokens)))
         self.slots.pin(decodes)
         self.slots.pin(map(find, chunks))
         if len(decodes) == len(selection.decodes) and len(chunks) == len(selection.chunks):
@@ -212,10 +211,6 @@ class TwoEndedMemory(PlainMemory):
 
 def side_of(running: WorkerRequest) -> Side:
     return Side.LEFT if running.promise.is_rt else Side.RIGHT
-
-
-def _end_of(chunk: Chunk) -> int:
-    return chunk.start + len(chunk.tokens)
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from alignedserve.core import Entry, Role
+from alignedserve.core import Role
 from alignedserve.forms.messages import Compress, Compressed
 from alignedserve.forms.pool.pages import CompressiblePages
 from alignedserve.forms.pool.waiting_order import WaitingOrder
@@ -195,12 +195,11 @@ class Compressor(Rewriting):
             if waiting is not None:
                 yield waiting
 
-    def _full_pages(self, entry: Entry) -> tuple[int, ...]:
-        """Return the full pages: those with a name, or all but the last where pages have no names."""
-        return self._pages.pages_of(entry.request.id)[: max(len(entry.names), len(entry.pages) - 1)]
-
     def _to_be_compressed(self, waiting: WaitsInPool) -> list[int]:
-        return [page for page in self._full_pages(waiting.entry) if self._pages.is_to_be_compressed(page)]
+        """Return full pages that are KV yet: those with a name, or all but the last where pages have no names."""
+        entry, pages = waiting.entry, self._pages
+        full = pages.pages_of(entry.request.id)[: max(len(entry.names), len(entry.pages) - 1)]
+        return [page for page in full if pages.is_to_be_compressed(page)]
 
     def _compressible(self, waiting: WaitsInPool) -> list[int]:
         """Return the pages that can be compressed now."""

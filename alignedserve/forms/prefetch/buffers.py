@@ -106,25 +106,19 @@ class Buffers(FormPart):
 
     def _prefetch(self, message: Prefetch, frame: Received, now: float) -> list[Command]:
         sender, commands, refused = frame.sender, list[Command](), list[Attempt]()
-        decode = self._candidates.peers.get(sender)
+        pool, decode = self._pool.member, self._candidates.peers.get(sender)
         for entry, wait_s in zip(message.entries, message.waits_s, strict=True):
             attempt = attempt_of(entry.request)
             if any(buffer.key == attempt and buffer.is_wanted for buffer in self._buffers):
                 continue  # the order is repeated
-            takes = decode is not None and not self._here.is_retiring
-            copy = self._copy_to_buffer(entry, decode, now + wait_s) if takes and decode is not None else None
-            if copy is None:
+            takes = decode is not None and pool is not None and not self._here.is_retiring
+            buffer = self._add(entry, decode, now + wait_s) if takes and decode is not None else None
+            if buffer is None or pool is None:
                 refused.append(attempt)
             else:
-                commands.append(copy)
+                number = buffer.copy = next(self._here.copy_numbers)
+                commands.append(CopyIn(number, pool.holder, entry.pages, buffer.blocks, buffer.tokens, aside=True))
         return [*commands, Send(sender, LetGo(tuple(refused)))] if refused else commands
-
-    def _copy_to_buffer(self, entry: Entry, decode: Member, joins_at: float) -> CopyIn | None:
-        pool = self._pool.member
-        if pool is None or (buffer := self._add(entry, decode, joins_at)) is None:
-            return None
-        buffer.copy = next(self._here.copy_numbers)
-        return CopyIn(buffer.copy, pool.holder, entry.pages, buffer.blocks, buffer.tokens, aside=True)
 
     def _add(self, entry: Entry, decode: Member, joins_at: float) -> Buffer | None:
         """Return a buffer for the entry if there are blocks that no prompt needs. No request makes room for it."""
@@ -152,9 +146,9 @@ class Buffers(FormPart):
         """Tell the decode worker that KV is here, or that it is not."""
         if buffer.is_wanted and intact:
             return [Send(buffer.decode.name, Prefetched((buffer.key,)))]
-        let_go = [Send(buffer.decode.name, LetGo((buffer.key,)))] if buffer.is_wanted else []
+        let_go: list[Command] = [Send(buffer.decode.name, LetGo((buffer.key,)))] if buffer.is_wanted else []
         self._forget([buffer])
-        return [*let_go]
+        return let_go
 
     def ask_again(self) -> None:
         self._is_to_repeat = True

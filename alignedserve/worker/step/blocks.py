@@ -86,11 +86,6 @@ def lose_kv(running: WorkerRequest) -> None:
     running.start_over()
 
 
-def lack_beginning(running: WorkerRequest, dropped: int) -> None:
-    """Note that the first tokens of a request without blocks have KV nowhere, since no layer reads these tokens."""
-    keep_as(running, KvForm(dropped=dropped))
-
-
 def drop_beginning(running: WorkerRequest, tokens: int, block_size: int) -> tuple[int, ...]:
     """Take from a request the blocks of the first tokens, which no layer reads any more; return these blocks."""
     count = (tokens - running.kv.dropped) // block_size

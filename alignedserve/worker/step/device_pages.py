@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from alignedserve.worker.step.blocks import Blocks, NamedBlocks, lack_beginning
+from alignedserve.core import KvForm
+from alignedserve.worker.step.blocks import Blocks, NamedBlocks, keep_as
 from alignedserve.worker.step.request import WorkerRequest
 
 # Names the full pages of a request's first tokens.
@@ -48,7 +49,8 @@ class DevicePages:
         found = self._blocks.find(self._name(waiting, findable_tokens(waiting)))
         waiting.found(found * self._size, self._blocks.version)
         self._plan_fetch(waiting)
-        lack_beginning(waiting, 0 if waiting.is_fetched else self._unread(waiting.prefix))
+        # The first tokens may have KV nowhere, since no layer reads these.
+        keep_as(waiting, KvForm(dropped=0 if waiting.is_fetched else self._unread(waiting.prefix)))
 
     def _plan_fetch(self, waiting: WorkerRequest) -> None:
         """Decide whether to copy pages of the pool beyond the KV that is here: a copy takes whole pages."""
@@ -57,9 +59,9 @@ class DevicePages:
         if end > waiting.prefix and (seconds := self._copy_s(waiting, end, end - start)) is not None:
             waiting.plan_fetch(start, end, seconds)
 
-    def num_read(self, waiting: WorkerRequest) -> int:
+    def num_read(self, waiting: WorkerRequest, has_kv: bool = False) -> int:
         """Return how many of the blocks found for a request others read: the request needs no free block for these."""
-        return self._blocks.num_read(self._found(waiting))
+        return self._blocks.num_read(self._found(waiting, has_kv))
 
     def num_read_once(self, running: WorkerRequest) -> int:
         """Return how many of the blocks found for a request have a single reader; a seated request finds none.
@@ -67,10 +69,16 @@ class DevicePages:
         Such blocks do not come free if the reader leaves for this request."""
         return 0 if running.blocks else self._blocks.num_read_once(self._found(running))
 
-    def _found(self, waiting: WorkerRequest) -> tuple[int, ...]:
-        if not self.page_size:
+    def _found(self, waiting: WorkerRequest, has_kv: bool = False) -> tuple[int, ...]:
+        """Return the names of the pages that are here for a request. `has_kv` says that the pool has KV of all tokens:
+        then these are the pages up to the first page of the pool that is to be copied."""
+        if not self.page_size or (has_kv and waiting.kv.dropped):
             return ()
         assert not waiting.blocks, "the pages that were found are its own now, and may have lost their names"
+        if has_kv:
+            names = self._name(waiting, waiting.prefix - 1)
+            tokens = self._blocks.find(names) * self._size
+            return names[: (tokens - tokens % self._page_size) // self._size]
         self.look(waiting)  # pages may have been evicted since
         return waiting.block_names[waiting.kv.dropped // self._size : waiting.prefix // self._size]
 
@@ -90,34 +98,18 @@ class DevicePages:
         self.look(waiting)  # pages may have been evicted since, and have to be fetched now
         return waiting.fetched_to > waiting.prefix
 
-    def share(self, running: WorkerRequest) -> tuple[int, ...]:
+    def share(self, running: WorkerRequest, has_kv: bool = False) -> tuple[int, ...]:
         """Return the blocks that are here for a request, which gets a seat and reads them from now on."""
         if not self.page_size:
             return ()
-        found = self._found(running)
-        running.look_again()
-        running.came_with(running.prefix)
-        if found:
-            self.num_shared_tokens += running.prefix
+        found = self._found(running, has_kv)
+        if has_kv:
+            running.fetch_from(len(found) * self._size)
+        else:
+            running.look_again()
+            running.came_with(running.prefix)
+            self.num_shared_tokens += running.prefix if found else 0
         return self._blocks.share(found)
-
-    def num_read_of_kv(self, joining: WorkerRequest) -> int:
-        """Return how many blocks of a request others read; the pool has the whole KV of the request."""
-        return self._blocks.num_read(self._found_of_kv(joining))
-
-    def share_kv(self, joining: WorkerRequest) -> tuple[int, ...]:
-        """Do the same for a request with all its KV in the pool: the rest is copied."""
-        found = self._found_of_kv(joining)
-        joining.fetch_from(len(found) * self._size)
-        return self._blocks.share(found)
-
-    def _found_of_kv(self, joining: WorkerRequest) -> tuple[int, ...]:
-        """Return the names of the pages that are here, up to the first page of the pool that has to be copied."""
-        if joining.kv.dropped:
-            return ()
-        names = self._name(joining, joining.prefix - 1)
-        tokens = self._blocks.find(names) * self._size
-        return names[: (tokens - tokens % self._page_size) // self._size]
 
     def publish(self, running: WorkerRequest) -> None:
         """Let others share the full pages of a request, which have KV now."""

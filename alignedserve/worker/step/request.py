@@ -258,10 +258,6 @@ class WorkerRequest:
         """Note the pool's pages that hold the first tokens: a waiting request may be seated on these pages."""
         self.known, self.names, self.looked_up = pages, names or self.names, -1
 
-    def has_place(self, block_size: int) -> bool:
-        """Return whether there is a place for the KV of the next token."""
-        return self.kv.has_place(self.prefix, block_size)
-
     @property
     def blocks(self) -> tuple[int, ...]:
         return self.kv.blocks
