@@ -113,23 +113,15 @@ class Stepping(WorkerPart):
 
     def _give_memory(self, now: float) -> list[Command]:
         """Give each decode a place for the next token; where memory is short, requests leave."""
-        memory, policy, waiting, commands = self._memory, self._policy, self._queue.waiting, list[Command]()
-        for running in memory.worth_too_little(waiting, now):
-            commands += self._leaving.preempt(running, PreemptionCause.WORTH)
-        commands += self._grow(now) if policy.grows or memory.weighs else []
+        memory, here, waiting, commands = self._memory, self._here, self._queue.waiting, list[Command]()
+        for leaving, cause in memory.grow(waiting, now):
+            prompts, decodes = (*here.prompts.values(),), (*here.residents.values(),)
+            leaving = leaving or self._scheduler.leaving(prompts, decodes, memory.context(now))
+            commands += self._leaving.preempt(leaving, cause)
         for prompt in memory.seat_by_worth(waiting):
             self._seats.seat(prompt)
-        if not memory.weighs:
-            commands += self._elsewhere.make_room(now)
-        return [*commands, *self._swap(now)] if policy.swaps else commands
-
-    def _grow(self, now: float) -> list[Command]:
-        memory, here, commands = self._memory, self._here, list[Command]()
-        for _ in memory.grow():
-            prompts, decodes = (*here.prompts.values(),), (*here.residents.values(),)
-            leaving = memory.least_needed or self._scheduler.leaving(prompts, decodes, memory.context(now))
-            commands += self._leaving.preempt(leaving, PreemptionCause.MEMORY)
-        return commands
+        commands += self._elsewhere.make_room(now)
+        return [*commands, *self._swap(now)] if self._policy.swaps else commands
 
     def _swap(self, now: float) -> list[Command]:
         """Seat prompts that take memory from requests of lower levels, each prompt once.

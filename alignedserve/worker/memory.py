@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
-from alignedserve.core import units_for
+from alignedserve.core import PreemptionCause, units_for
 from alignedserve.protocol.commands import Command, CopyOut
 from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.lengths import room_for
@@ -34,9 +35,10 @@ from alignedserve.worker.step.view import PlannedStep, StepContext
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from alignedserve.worker.windows import Dropping, Folding
 
+ToLeave: TypeAlias = tuple[WorkerRequest | None, PreemptionCause]  # the request that leaves, and why
+
 
 class PlainMemory:
-    weighs = False  # whether the memory, and not a scheduler, chooses by worth which requests have memory
     keeps_places = True  # whether KV stays in place as long as the request has its blocks
     decodes = True  # whether requests go on here after their prompts
 
@@ -228,9 +230,13 @@ class PlainMemory:
     def _decodes(self) -> Collection[WorkerRequest]:
         return self._here.residents.values() if self.decodes else ()
 
-    def grow(self) -> Iterator[WorkerRequest]:
-        """Give each decode a place for its next token, in the order of seats. Yield a decode that finds none: then some
-        request is to leave."""
+    def grow(self, waiting: WaitingPrompts, now: float) -> Iterator[ToLeave]:
+        """Give each decode a place for its next token, in the order of seats. Where there is none, yield which request
+        is to leave before the next decode is looked at; None where the scheduler says which."""
+        if self._policy.grows:
+            yield from self._grow()
+
+    def _grow(self) -> Iterator[ToLeave]:
         size = self.limits.block_size
         full = [  # most have a place, and are passed over without a call for each
             running
@@ -240,7 +246,7 @@ class PlainMemory:
         for running in full:
             while running.blocks and not running.kv.has_place(running.prefix, size):
                 if not self.take_for(running, 1):
-                    yield running
+                    yield None, PreemptionCause.MEMORY
 
     @property
     def least_needed(self) -> WorkerRequest | None:
@@ -272,12 +278,8 @@ class PlainMemory:
 
     # --- What other memory has to say beside (forms/memory/)
 
-    def worth_too_little(self, waiting: WaitingPrompts, now: float) -> list[WorkerRequest]:
-        """Return the decodes that leave because other requests are worth more, where the memory weighs."""
-        return []
-
     def seat_by_worth(self, waiting: WaitingPrompts) -> list[WorkerRequest]:
-        """Give memory to the prompts that are worth most, where the memory weighs; return these prompts."""
+        """Give memory to the prompts that are worth most, where the memory and no scheduler chooses; return these."""
         return []
 
     @property

@@ -12,11 +12,11 @@ for that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from alignedserve.core import KvForm, Slo, units_for
+from alignedserve.core import KvForm, PreemptionCause, Slo, units_for
 from alignedserve.cost.model import CostModel
 from alignedserve.forms.memory.worth import CacheKind, MemoryWish, assign, pays_as_hidden
 from alignedserve.forms.orders import ProjectKv
@@ -27,7 +27,7 @@ from alignedserve.scheduling.dues import TokenPromise
 from alignedserve.scheduling.policy import Cache, SchedulerName
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.in_flight import StepsInFlight
-from alignedserve.worker.memory import PlainMemory
+from alignedserve.worker.memory import PlainMemory, ToLeave
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
@@ -70,7 +70,7 @@ class WeighedMemory(PlainMemory):
 
     def __init__(self, pace: Pace, steps: StepsInFlight, here: Requests, pool: PoolLink, scheduler: Scheduler) -> None:
         super().__init__(pace, steps, here, pool, scheduler)
-        self.weighs = pace.policy.scheduler is SchedulerName.APT_SERVE
+        self._weighs = pace.policy.scheduler is SchedulerName.APT_SERVE
         self._halves = 2 if pace.policy.cache is Cache.HYBRID else 1  # of a block that hold hidden vectors
         self._now, self._token_s = 0.0, 0.0
         self._decodes_s = 0.0  # that decodes were pending before this step, in all
@@ -126,17 +126,20 @@ class WeighedMemory(PlainMemory):
 
     # --- Which requests have memory at all
 
-    def worth_too_little(self, waiting: WaitingPrompts, now: float) -> list[WorkerRequest]:
-        """Return the decodes that leave, since the memory brings more elsewhere (Apt-Serve §5).
+    def grow(self, waiting: WaitingPrompts, now: float) -> Iterator[ToLeave]:
+        """Let decodes leave first where the memory brings more elsewhere (Apt-Serve §5).
 
         KV becomes hidden only by being recomputed: the request waits until then. Hidden vectors become KV later."""
-        if not self.weighs:
-            return []
+        if not self._weighs:
+            yield from super().grow(waiting, now)
+            return
         self._begin(waiting, now)
         decodes = list(self._here.residents.values())
         self._decodes_s = sum(map(self._pending_s, decodes))
-        kinds = zip(decodes, self._stay_as(decodes), strict=True)
-        return [of for of, kind in kinds if kind is None or (kind is CacheKind.HIDDEN and not of.kv.form)]
+        for running, kind in zip(decodes, self._stay_as(decodes), strict=True):
+            if kind is None or (kind is CacheKind.HIDDEN and not running.kv.form):
+                yield running, PreemptionCause.WORTH
+        yield from self._grow()
 
     def _stay_as(self, decodes: Sequence[WorkerRequest]) -> list[CacheKind | None]:
         """Return the form of each decode: the present form where all next tokens find a place, else the form of most
@@ -150,7 +153,7 @@ class WeighedMemory(PlainMemory):
 
     def seat_by_worth(self, waiting: WaitingPrompts) -> list[WorkerRequest]:
         """Give memory to the prompts that are worth most, each in its form of most worth; return these prompts."""
-        if not self.weighs:
+        if not self._weighs:
             return []
         prompts = sorted(waiting, key=lambda prompt: prompt.request.arrival_at)
         prompts_s = sum(map(self._pending_s, (*prompts, *self._here.prompts.values())))

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from alignedserve.core import PreemptionCause
 from alignedserve.cost.model import Shape
 from alignedserve.forms.memory.block_ends import Side, TwoEndedBlocks
 from alignedserve.forms.orders import CopySlots
@@ -24,7 +25,7 @@ from alignedserve.protocol.commands import Command, CopyOut
 from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.slo import Standing, by_standing
 from alignedserve.worker.in_flight import StepsInFlight
-from alignedserve.worker.memory import PlainMemory
+from alignedserve.worker.memory import PlainMemory, ToLeave
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
@@ -90,12 +91,12 @@ class TwoEndedMemory(PlainMemory):
 
     # --- The next step
 
-    def grow(self) -> Iterator[WorkerRequest]:
+    def grow(self, waiting: WaitingPrompts, now: float) -> Iterator[ToLeave]:
         """Claim a slot more for real-time decodes, which take slots of best-effort decodes, and then for these."""
         self._begin()
         for running in [resident for resident in self._here.residents.values() if resident.promise.is_rt]:
             while running.blocks and not self._claim_next(running):
-                yield running
+                yield self.least_needed, PreemptionCause.MEMORY
         for running in self._here.seated:
             if not running.promise.is_rt and not self.slots.has_lost(running):
                 self._claim_next(running)

@@ -15,6 +15,7 @@ from alignedserve.protocol.figures import DecodeSteps
 from alignedserve.protocol.messages import Attempt, Cancel, Member
 from alignedserve.scheduling.lengths import tokens_left
 from alignedserve.scheduling.levels import InLine, expected_waits, level_of
+from alignedserve.scheduling.policy import SchedulerName
 from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.offering import Offering
 from alignedserve.worker.part import Events, FormPart, Worker
@@ -191,8 +192,10 @@ class Prefetching(FormPart):
         return sum(running.num_held + steps > len(running.blocks) * size for running in decodes)
 
     def make_room(self, now: float) -> list[Command]:
-        """Let residents leave before a step is planned: a request that leaves is in no step."""
-        if not self._is_on:
+        """Let residents leave before a step is planned: a request that leaves is in no step.
+
+        Where memory goes by worth, none leaves ahead of need."""
+        if not self._is_on or self._policy.scheduler is SchedulerName.APT_SERVE:
             return []
         here, memory, commands = self._here, self._memory, list[Command]()
         departing = memory.num_freed(departure.running for departure in self._departures)
