@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from typing import Any
 
 HIDDEN = "hidden"  # the form of a request that is kept as hidden vectors (core.KvForm)
 
@@ -37,6 +36,8 @@ class Compression(str, Enum):
 class BlockUse:
     """How a decode worker uses its blocks: plainly, where each block holds the KV of one request, or otherwise."""
 
+    # The option that asks for the use -> other options -> the values that go with it (scheduling/policy.py).
+    takes: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     why_not_ahead: str | None = None  # why no step can be planned while the one before it runs
     why_not_direct: str | None = None  # why no KV can come from device to device
     keeps_hidden: bool = False  # whether some requests may be kept as hidden vectors (Apt-Serve §4.3)
@@ -48,10 +49,14 @@ class BlockUse:
         return int(self.on_host * num_slots)
 
 
-_HYBRID = BlockUse(
-    "with cache hybrid what is kept of a request may change before each step", keeps_hidden=True, keeps_apart=False
+_HYBRID = BlockUse(  # the form of a prompt is chosen once
+    {"cache": {"room": ("whole", "growing")}},
+    "with cache hybrid what is kept of a request may change before each step",
+    keeps_hidden=True,
+    keeps_apart=False,
 )
 _TWO_ENDED = BlockUse(  # two requests may be in one block (BROS §5)
+    {"blocks": {"room": ("growing",), "cache": ("kv",)}},
     "with blocks bidirectional a chat may take slots of any request before each step",
     "KV that comes directly needs blocks of its own: schedule.blocks bidirectional shares them",
     keeps_apart=False,
@@ -74,13 +79,3 @@ class FormOptions:
         if self.blocks is Layout.BIDIRECTIONAL:
             return replace(_TWO_ENDED, on_host=self.checkpoints)
         return _HYBRID if self.cache is Cache.HYBRID else BlockUse()
-
-
-# What a form asks of other options, as in scheduling/policy.py: option -> value -> other option -> values that go with
-# both. Hidden vectors are chosen by the time that requests have waited, and the form of a prompt is chosen once.
-FORMS_GO_WITH: Mapping[str, Mapping[Enum, Mapping[str, Sequence[Any]]]] = {
-    "blocks": {Layout.BIDIRECTIONAL: {"room": ("growing",), "cache": (Cache.KV,)}},
-    "cache": {
-        Cache.HYBRID: {"room": ("whole", "growing"), "scheduler": ("aligned", "best_fit", "bros", "apt_serve")},
-    },
-}

@@ -48,6 +48,6 @@ def scheduler_of(policy: Policy, most: int = NO_LIMIT) -> Scheduler:
     kind = SCHEDULERS[policy.scheduler]
     if policy.own.decides(PolicyKind.ORDER):
         kind = InOrder
-    elif most == NO_LIMIT and policy.ordering.is_by_arrival and not policy.scheduler.is_accelgen:
+    elif most == NO_LIMIT and issubclass(kind, FirstCome):
         kind = FirstCome
     return kind(policy, most)

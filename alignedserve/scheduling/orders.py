@@ -1,14 +1,13 @@
-"""The orders in which requests are served wherever some have to wait: a class per order, and a table.
+"""The orders in which requests are served wherever some have to wait: a class per order.
 
-To add an order, add a member of `Order`, a class and a line of `ORDERINGS`: the pool, the router and both workers
-then use the order. An order by a fixed key of each request is a `ByKey` with a `key` method.
+A scheduler's row names its order (policy.py): the pool, the router and both workers then use the order. An order by a
+fixed key of each request is a `ByKey` with a `key` method.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from enum import Enum
 from typing import TypeVar
 
 from alignedserve.core import ServiceClass
@@ -18,16 +17,6 @@ from alignedserve.scheduling.levels import TOP
 from alignedserve.scheduling.slo import Late, Standing, StepTimes, by_standing
 
 _T = TypeVar("_T")
-
-
-class Order(str, Enum):
-    """The rule for which request goes first, wherever some have to wait."""
-
-    DUE = "due"  # by promises: slo.in_order, prompts by when the first token is due
-    SLACK = "slack"  # the same, prompts by the time to the due less all their chunks (BROS, AccelGen)
-    FCFS = "fcfs"  # by arrival
-    SHORTEST_REMAINING = "shortest_remaining"  # by the tokens still to run, with the output as long as expected
-    LEVELS = "levels"  # by five levels of predicted steps, in which requests rise with age (ALISE)
 
 
 class Ordering:
@@ -47,7 +36,15 @@ class Ordering:
     @property
     def of_waits(self) -> Ordering:
         """Return the order by which expected waits are reckoned (ALISE §3.2)."""
-        return self if self.is_by_arrival or self.has_levels else ORDERINGS[Order.SLACK]
+        return self if self.is_by_arrival or self.has_levels else BY_SLACK
+
+    def times_of(self, times: StepTimes) -> StepTimes:
+        """Return the times of steps that a worker reckons with."""
+        return times
+
+    def document_key(self, standing: Standing) -> tuple[float, ...]:
+        """Return what ranks a document that is not urgent among others of its priority: the fewest steps first."""
+        return standing.level, standing.restore_s
 
     def puts_first(self, service: ServiceClass) -> bool:
         """Return whether requests of this class are served before requests of the other."""
@@ -59,6 +56,8 @@ class ByArrival(Ordering):
 
 
 class ByPromises(Ordering):
+    """By slack: the time to the due less all the work before it (BROS §4.1)."""
+
     goes_by_promises = True
 
 
@@ -70,6 +69,20 @@ class ByDue(ByPromises):
     """
 
     counts_chunks = False
+
+
+class ByAccelGen(ByPromises):
+    """AccelGen's order: by slack, reckoned with T_max, the longest time of a step (§4.3).
+
+    Documents go by slack too. Their slack is spread over their steps, so the longest documents have the least; our
+    orders put the document with the fewest predicted steps first (ALISE §3.1).
+    """
+
+    def times_of(self, times: StepTimes) -> StepTimes:
+        return StepTimes(times.most_s, times.most_s)
+
+    def document_key(self, standing: Standing) -> tuple[float, ...]:
+        return (standing.at + standing.slack_s,)
 
 
 class ByKey(Ordering, ABC):
@@ -90,6 +103,8 @@ class ByKey(Ordering, ABC):
 
 
 class ByRemaining(ByKey):
+    """By the tokens still to run, with the output as long as expected."""
+
     def key(self, standing: Standing) -> tuple[float, ...]:
         return (standing.remaining,)
 
@@ -117,10 +132,5 @@ class ByOwnPolicy(ByKey):
         return (1.0, starts_by) if key is None else (0.0, float(key))
 
 
-ORDERINGS: dict[Order, Ordering] = {
-    Order.DUE: ByDue(),
-    Order.SLACK: ByPromises(),
-    Order.FCFS: ByArrival(),
-    Order.SHORTEST_REMAINING: ByRemaining(),
-    Order.LEVELS: ByLevels(),
-}
+BY_ARRIVAL, BY_DUE, BY_SLACK, BY_ACCELGEN = ByArrival(), ByDue(), ByPromises(), ByAccelGen()
+BY_REMAINING, BY_LEVELS = ByRemaining(), ByLevels()

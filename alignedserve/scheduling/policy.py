@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from alignedserve.forms.rules import FORMS_GO_WITH, FormOptions
 from alignedserve.forms.rules import Cache as Cache
+from alignedserve.forms.rules import FormOptions
 from alignedserve.forms.rules import Layout as Layout
 from alignedserve.policies.guard import NO_POLICIES, OwnPolicies
 from alignedserve.policies.kinds import PolicyKind
+from alignedserve.scheduling import orders
 from alignedserve.scheduling.levels import AGE_S
-from alignedserve.scheduling.orders import ORDERINGS, ByOwnPolicy, Order, Ordering
+from alignedserve.scheduling.orders import ByOwnPolicy, Ordering
 from alignedserve.scheduling.slo import Late
 
 
@@ -36,33 +37,6 @@ class SchedulerName(str, Enum):
     FASTSERVE = "fastserve"  # the same; long prompts begin in lower levels, which are swapped out for higher levels
     APT_SERVE = "apt_serve"  # memory by pending time per memory (Apt-Serve §5)
     TGI = "tgi"  # by arrival; whole prompts interrupt decodes once enough prompts wait
-
-    @property
-    def order(self) -> Order:
-        """Return the order in which the router, the pool and the workers serve requests that wait."""
-        return _ORDERS.get(self, Order.FCFS)
-
-    @property
-    def is_accelgen(self) -> bool:
-        """Return whether AccelGen's own rules hold: T_max for all times, and prompts of documents by slack.
-
-        The slack of a document is spread over its steps, so the longest documents have the least. So our schedulers put
-        the document with the fewest predicted steps first (ALISE §3.1)."""
-        return self in _ACCELGEN
-
-
-_ACCELGEN = (SchedulerName.ACCELGEN, SchedulerName.ACCELGEN_NO_BATCH, SchedulerName.ACCELGEN_NO_ORDER)
-# Chats take seats and memory of documents: the others hold both for equal.
-_RT_FIRST = (SchedulerName.ALIGNED, SchedulerName.BEST_FIT, SchedulerName.BROS)
-_ORDERS: Mapping[SchedulerName, Order] = {  # the others serve by arrival
-    SchedulerName.ALIGNED: Order.DUE,
-    SchedulerName.BEST_FIT: Order.DUE,
-    SchedulerName.BROS: Order.SLACK,
-    SchedulerName.SHORTEST: Order.SHORTEST_REMAINING,
-    SchedulerName.ALISE: Order.LEVELS,
-    SchedulerName.ACCELGEN: Order.SLACK,
-    SchedulerName.ACCELGEN_NO_BATCH: Order.SLACK,
-}
 
 
 class Chunking(str, Enum):
@@ -105,32 +79,49 @@ class Predictor(str, Enum):
     ORACLE = "oracle"  # by the simulator, which knows the lengths
 
 
-_TURNS = (  # serve by class or by past service, whatever was promised
-    SchedulerName.ROUND_ROBIN,
-    SchedulerName.MLFQ,
-    SchedulerName.FASTSERVE,
-    SchedulerName.APT_SERVE,
-)
+Takes = Mapping[str, Sequence[Any]]  # other options of a policy -> the values that go with this option
 _AT_ONCE_OR_BY_BLOCK = (Room.WHOLE, Room.GROWING)
-_BY_SERVICE = {"chunking": (Chunking.NONE, Chunking.FIXED), "room": _AT_ONCE_OR_BY_BLOCK, "blocks": (Layout.PLAIN,)}
-# What a value of an option asks of other options: option -> value -> other option -> values that go with both.
-_GOES_WITH: Mapping[str, Mapping[Enum, Mapping[str, Sequence[Any]]]] = {
-    "scheduler": {
-        **dict.fromkeys(_TURNS, _BY_SERVICE),
-        SchedulerName.ALISE: {"blocks": (Layout.PLAIN,)},  # requests are swapped out whole
-        SchedulerName.TGI: {"chunking": (Chunking.NONE,)},
-    },
-    "room": {
-        Room.GROWING: {"reserve": (0,)},
-        Room.CHUNKS: {"reserve": (0,), "chunking": (Chunking.FIXED, Chunking.SLO)},
-    },
-    **FORMS_GO_WITH,
-    "a policy for": {
-        PolicyKind.ORDER: {
-            "scheduler": (SchedulerName.ALIGNED, SchedulerName.BROS, SchedulerName.SHORTEST, SchedulerName.ALISE)
-        },
-        PolicyKind.PACKING: {"scheduler": [name for name in SchedulerName if name not in (*_TURNS, SchedulerName.TGI)]},
-    },
+_KV, _PLAIN = {"cache": (Cache.KV,)}, {"blocks": (Layout.PLAIN,)}
+_BY_SERVICE = {"chunking": (Chunking.NONE, Chunking.FIXED), "room": _AT_ONCE_OR_BY_BLOCK, **_PLAIN}
+_ORDER_TOO = (PolicyKind.ORDER, PolicyKind.PACKING)
+
+
+@dataclass(frozen=True)
+class SchedulerRules:
+    """What other parts know of a scheduler. They do not load its code."""
+
+    ordering: Ordering = orders.BY_ARRIVAL  # in which requests are served wherever some have to wait
+    fills: bool = True  # each plan gives prompts their seats; else prompts are seated by arrival, before a plan
+    is_rt_first: bool = False  # chats take seats and memory of documents; else both are equal
+    swaps: tuple[Room, ...] = ()  # where requests take memory and seats of lower levels
+    own: tuple[PolicyKind, ...] = (PolicyKind.PACKING,)  # what a custom policy may decide
+    takes: Takes = field(default_factory=lambda: _KV)
+
+
+_FCFS = SchedulerRules(fills=False)
+_TURNS = SchedulerRules(fills=False, own=(), takes=_KV | _BY_SERVICE)  # by class or past service, not by promises
+RULES: dict[SchedulerName, SchedulerRules] = {
+    SchedulerName.ALIGNED: SchedulerRules(orders.BY_DUE, is_rt_first=True, own=_ORDER_TOO, takes={}),
+    SchedulerName.BEST_FIT: SchedulerRules(orders.BY_DUE, is_rt_first=True, takes={}),
+    SchedulerName.BROS: SchedulerRules(orders.BY_SLACK, is_rt_first=True, own=_ORDER_TOO, takes={}),
+    SchedulerName.SHORTEST: SchedulerRules(orders.BY_REMAINING, own=_ORDER_TOO),
+    SchedulerName.ALISE: SchedulerRules(  # "defers" newcomers where memory is given at once (ALISE §4.3)
+        orders.BY_LEVELS, swaps=(Room.GROWING, Room.CHUNKS), own=_ORDER_TOO, takes=_KV | _PLAIN
+    ),
+    SchedulerName.ACCELGEN: SchedulerRules(orders.BY_ACCELGEN),
+    SchedulerName.ACCELGEN_NO_BATCH: SchedulerRules(orders.BY_ACCELGEN),
+    SchedulerName.ACCELGEN_NO_ORDER: SchedulerRules(),
+    SchedulerName.FCFS: _FCFS,
+    SchedulerName.LONGEST: _FCFS,
+    SchedulerName.ROUND_ROBIN: _TURNS,
+    SchedulerName.MLFQ: _TURNS,
+    SchedulerName.FASTSERVE: replace(_TURNS, swaps=_AT_ONCE_OR_BY_BLOCK),
+    SchedulerName.APT_SERVE: replace(_TURNS, takes=_BY_SERVICE),
+    SchedulerName.TGI: replace(_TURNS, takes=_KV | {"chunking": (Chunking.NONE,)}),
+}
+_OF_ROOM: Mapping[Room, Takes] = {
+    Room.GROWING: {"reserve": (0,)},
+    Room.CHUNKS: {"reserve": (0,), "chunking": (Chunking.FIXED, Chunking.SLO)},
 }
 
 
@@ -166,13 +157,16 @@ class Policy(FormOptions):
     @property
     def problem(self) -> str | None:
         """Return why these options mean nothing together, or None."""
-        asked = [(option, value, rules) for option, of in _GOES_WITH.items() for value, rules in of.items()]
-        for option, value, rules in asked:
-            is_set = self.own.decides(value) if isinstance(value, PolicyKind) else getattr(self, option) is value
-            for other, values in rules.items() if is_set else ():
-                if (given := getattr(self, other)) not in values:
-                    wanted = " or ".join(map(_said, values))
-                    return f"{option} {_said(value)} goes not with {other} {_said(given)}: set {other} to {wanted}"
+        rules = RULES[self.scheduler]
+        options = {"scheduler": rules.takes, "room": _OF_ROOM.get(self.room, {}), **self.block_use.takes}
+        for option, takes in options.items():
+            for other, values in takes.items():
+                if getattr(self, other) not in values:
+                    return _unfit(option, getattr(self, option), other, getattr(self, other), values)
+        for kind in _ORDER_TOO:
+            if self.own.decides(kind) and kind not in rules.own:
+                names = [name for name, others in RULES.items() if kind in others.own]
+                return _unfit("a policy for", kind, "scheduler", self.scheduler, names)
         if self.waiting_ratio and self.scheduler is not SchedulerName.TGI:
             return f"waiting_ratio goes not with scheduler {self.scheduler.value}: set scheduler to tgi"
         return None
@@ -184,20 +178,25 @@ class Policy(FormOptions):
             return "a policy for packing is asked before each step"
         return self.block_use.why_not_ahead
 
-    @cached_property  # read at every step
-    def is_rt_first(self) -> bool:
-        """Return whether real-time requests take seats and memory of best-effort requests; else both are equal."""
-        return self.scheduler in _RT_FIRST and self.ordering.goes_by_promises
+    @cached_property
+    def rules(self) -> SchedulerRules:
+        """Return what holds of the scheduler; in a custom order both classes are equal, and none is swapped out."""
+        guard = self.own.guard(PolicyKind.ORDER)
+        return RULES[self.scheduler] if guard is None else SchedulerRules(ByOwnPolicy(guard))
 
     @cached_property  # read at every step
     def ordering(self) -> Ordering:
-        guard = self.own.guard(PolicyKind.ORDER)
-        return ORDERINGS[self.scheduler.order] if guard is None else ByOwnPolicy(guard)
+        return self.rules.ordering
+
+    @cached_property  # read at every step
+    def is_rt_first(self) -> bool:
+        """Return whether real-time requests take seats and memory of best-effort requests; else both are equal."""
+        return self.rules.is_rt_first
 
     @cached_property  # read at every step
     def swaps(self) -> bool:
         """Return whether requests take memory and seats from others of lower levels (ALISE, Algorithm 2; FastServe)."""
-        return self.scheduler is SchedulerName.FASTSERVE or (self.ordering.has_levels and self.grows)
+        return self.room in self.rules.swaps
 
     @property
     def batches_by_length(self) -> bool:
@@ -218,11 +217,15 @@ class Policy(FormOptions):
         is_chosen = not self.is_plain and self.chunking is not Chunking.NONE
         return is_chosen and self.grows and self.block_use.keeps_apart
 
-    @cached_property  # read at every step
+    @property
     def is_plain(self) -> bool:
         """Return whether requests are served by arrival alone: neither promises nor the cost model count."""
-        plain = self.ordering.is_by_arrival and not self.scheduler.is_accelgen
-        return plain and self.chunking is not Chunking.SLO and self.room is not Room.CHUNKS
+        return not self.rules.fills and self.chunking is not Chunking.SLO and self.room is not Room.CHUNKS
+
+
+def _unfit(option: str, value: Any, other: str, given: Any, fitting: Sequence[Any]) -> str:
+    wanted = " or ".join(map(_said, fitting))
+    return f"{option} {_said(value)} goes not with {other} {_said(given)}: set {other} to {wanted}"
 
 
 def _said(option: Any) -> str:

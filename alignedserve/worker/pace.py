@@ -143,9 +143,7 @@ class Pace:
 
     def context(self, now: float) -> StepContext:
         """Return what the plan of a step depends on beside the requests."""
-        times, chunk = self._recent.now, max(1, round(self._mean_chunk))
-        if self.policy.scheduler.is_accelgen:
-            times = StepTimes(times.most_s, times.most_s)  # AccelGen reckons with T_max throughout
+        times, chunk = self.policy.ordering.times_of(self._recent.now), max(1, round(self._mean_chunk))
         room, block_size = self.room.tokens, self.limits.block_size
         at = StepContext(now, self.fit.model, times, room, block_size, chunk, self.policy, self.pivot)
         at.calm_s, at.joins_s = self.coming.bound_s(now), self.coming.joins_s(now)

@@ -24,7 +24,7 @@ from alignedserve.lab.fuzzing.wider_drawing import (
 )
 from alignedserve.router.placing.admission import Bound, Queues
 from alignedserve.scheduling.levels import AGE_S
-from alignedserve.scheduling.orders import Order
+from alignedserve.scheduling.orders import BY_ARRIVAL, BY_DUE, BY_LEVELS, BY_REMAINING, BY_SLACK, Ordering
 from alignedserve.scheduling.policy import (
     Cache,
     Chunking,
@@ -42,17 +42,20 @@ from alignedserve.simulator.machines.world import NetworkDelays
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
 
 _MOST_PROMPT, _MOST_OUTPUT = 200, 60
-_SCHEDULERS = {  # order, whether the best fit chooses, whether by AccelGen's own formulas -> the scheduler
-    (Order.DUE, False, False): SchedulerName.ALIGNED,
-    (Order.DUE, True, False): SchedulerName.BEST_FIT,
-    (Order.SLACK, False, False): SchedulerName.BROS,
-    (Order.SLACK, True, True): SchedulerName.ACCELGEN,
-    (Order.SLACK, False, True): SchedulerName.ACCELGEN_NO_BATCH,
-    (Order.SHORTEST_REMAINING, False, False): SchedulerName.SHORTEST,
-    (Order.LEVELS, False, False): SchedulerName.ALISE,
-    (Order.FCFS, False, False): SchedulerName.FCFS,
-    (Order.FCFS, True, True): SchedulerName.ACCELGEN_NO_ORDER,
+# Order, whether the best fit chooses, whether by AccelGen's own formulas -> the scheduler
+_SCHEDULERS: dict[tuple[Ordering, bool, bool], SchedulerName] = {
+    (BY_DUE, False, False): SchedulerName.ALIGNED,
+    (BY_DUE, True, False): SchedulerName.BEST_FIT,
+    (BY_SLACK, False, False): SchedulerName.BROS,
+    (BY_SLACK, True, True): SchedulerName.ACCELGEN,
+    (BY_SLACK, False, True): SchedulerName.ACCELGEN_NO_BATCH,
+    (BY_REMAINING, False, False): SchedulerName.SHORTEST,
+    (BY_LEVELS, False, False): SchedulerName.ALISE,
+    (BY_ARRIVAL, False, False): SchedulerName.FCFS,
+    (BY_ARRIVAL, True, True): SchedulerName.ACCELGEN_NO_ORDER,
 }
+_ACCELGEN = (SchedulerName.ACCELGEN, SchedulerName.ACCELGEN_NO_BATCH, SchedulerName.ACCELGEN_NO_ORDER)
+_ORDERS = (BY_DUE, BY_SLACK, BY_ARRIVAL, BY_REMAINING, BY_LEVELS)
 
 
 def draw_scenario(seed: int) -> Scenario:
@@ -168,7 +171,7 @@ def _draw_policy(draw: Random) -> Policy:
     if draw.random() < 0.5:
         return Policy()
     while True:
-        order, chunking, is_best_fit = draw.choice([*Order]), draw.choice([*Chunking]), draw.choice((False, True))
+        order, chunking, is_best_fit = draw.choice(_ORDERS), draw.choice([*Chunking]), draw.choice((False, True))
         policy = Policy(
             chunking=chunking,
             room=draw.choice([Room.WHOLE, Room.GROWING, Room.CHUNKS]),
@@ -181,7 +184,7 @@ def _draw_policy(draw: Random) -> Policy:
             budget_pivots=draw.choice((0.1, 4.0)),
         )
         as_in_paper = draw.random() < 0.3
-        if is_best_fit and order in (Order.SHORTEST_REMAINING, Order.LEVELS):
+        if is_best_fit and order in (BY_REMAINING, BY_LEVELS):
             continue
         if as_in_paper and chunking is Chunking.FIXED and not is_best_fit:
             continue
@@ -190,12 +193,12 @@ def _draw_policy(draw: Random) -> Policy:
             return policy
 
 
-def _nearest(order: Order, is_best_fit: bool, as_in_paper: bool) -> SchedulerName:
+def _nearest(order: Ordering, is_best_fit: bool, as_in_paper: bool) -> SchedulerName:
     """Return the scheduler with this order, and with as much of the rest as there is one with."""
     for like in ((order, is_best_fit, as_in_paper), (order, is_best_fit, False), (order, False, False)):
         if (name := _SCHEDULERS.get(like)) is not None:
             return name
-    raise AssertionError(f"there is no scheduler with order {order.value}")
+    raise AssertionError(f"there is no scheduler with {type(order).__name__}")
 
 
 def _with_lengths(drawn: Scenario) -> Scenario:
@@ -254,7 +257,7 @@ def _out_of_memory(drawn: Scenario) -> Scenario:
     limits = replace(drawn.limits, block_size=block_size, page_size=2 * block_size, num_blocks=num_blocks)
     limits = replace(limits, max_batch=max_batch, max_step_tokens=max_batch + 32)
     policy = replace(drawn.policy, room=Room.GROWING, blocks=Layout.PLAIN)
-    if policy.scheduler.is_accelgen:
+    if policy.scheduler in _ACCELGEN:
         policy = replace(policy, scheduler=SchedulerName.BROS)
     policy = replace(policy, candidate_share=draw.choice((0.3, 1.0)))
     drawn = replace(drawn, topology=draw.choice(TOPOLOGIES[1:]), asks=tuple(asks), limits=limits)

@@ -243,7 +243,7 @@ _ON_RAY = {"launcher": "ray", "ray.address": "auto"}
                 "schedule.cache": "hybrid",
                 "schedule.scheduler": "fcfs",
             },
-            "schedule: cache hybrid goes not with scheduler fcfs: set scheduler to aligned or best_fit",
+            "schedule: scheduler fcfs goes not with cache hybrid: set cache to kv",
         ),
         (
             {"schedule.blocks": "bidirectional", "schedule.room": "whole"},

@@ -1,4 +1,4 @@
-"""An order is a class and a line of a table: the pool, the router and both workers follow it."""
+"""An order is a class that a scheduler's row names: the pool, the router and both workers follow it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,18 @@ from alignedserve.policies.guard import Failures, Guard
 from alignedserve.policies.kinds import OrderPolicy, RequestInLine
 from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.levels import TOP
-from alignedserve.scheduling.orders import ORDERINGS, ByKey, ByOwnPolicy, Order
-from alignedserve.scheduling.policy import Policy, SchedulerName
+from alignedserve.scheduling.orders import (
+    BY_ACCELGEN,
+    BY_ARRIVAL,
+    BY_DUE,
+    BY_LEVELS,
+    BY_REMAINING,
+    BY_SLACK,
+    ByKey,
+    ByOwnPolicy,
+    Ordering,
+)
+from alignedserve.scheduling.policy import RULES, Policy, SchedulerName, SchedulerRules
 from alignedserve.scheduling.slo import Late, Standing, StepTimes
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
@@ -36,10 +46,6 @@ class OnlyTheLong(OrderPolicy):
         return 7.0 if request.id == "long" else float("nan")
 
 
-def test_each_order_has_its_rules() -> None:
-    assert set(ORDERINGS) == set(Order)
-
-
 def test_requests_that_a_policy_of_ones_own_says_nothing_of_go_last_the_most_urgent_first() -> None:
     guard = Guard("mine.py", OnlyTheLong(), lambda: 0.0, Failures())
     order = ByOwnPolicy(guard)
@@ -49,15 +55,15 @@ def test_requests_that_a_policy_of_ones_own_says_nothing_of_go_last_the_most_urg
 @pytest.mark.parametrize(
     ("order", "names"),
     [
-        (Order.FCFS, ["long", "urgent", "short"]),
-        (Order.DUE, ["urgent", "long", "short"]),
-        (Order.SLACK, ["urgent", "long", "short"]),
-        (Order.SHORTEST_REMAINING, ["short", "urgent", "long"]),
-        (Order.LEVELS, ["short", "urgent", "long"]),
+        (BY_ARRIVAL, ["long", "urgent", "short"]),
+        (BY_DUE, ["urgent", "long", "short"]),
+        (BY_SLACK, ["urgent", "long", "short"]),
+        (BY_REMAINING, ["short", "urgent", "long"]),
+        (BY_LEVELS, ["short", "urgent", "long"]),
     ],
 )
-def test_requests_are_sorted(order: Order, names: list[str]) -> None:
-    ordered = ORDERINGS[order].sort(STANDINGS, lambda standing: standing, TIMES, Late.DECAY)
+def test_requests_are_sorted(order: Ordering, names: list[str]) -> None:
+    ordered = order.sort(STANDINGS, lambda standing: standing, TIMES, Late.DECAY)
     assert [standing.id for standing in ordered] == names
 
 
@@ -67,13 +73,14 @@ def test_a_level_goes_before_what_is_left_and_above_all_levels_the_first_that_ca
         Standing(name, ServiceClass.BE, 0.0, at, level=level, remaining=left)
         for name, (level, left, at) in kinds.items()
     ]
-    ordered = ORDERINGS[Order.LEVELS].sort(standings, lambda standing: standing, TIMES, Late.KEEP)
+    ordered = BY_LEVELS.sort(standings, lambda standing: standing, TIMES, Late.KEEP)
     assert [standing.id for standing in ordered] == ["first", "second", "short", "long"]
 
 
 def test_only_promises_put_a_class_first() -> None:
-    first = {(order, service) for order in Order for service in ServiceClass if ORDERINGS[order].puts_first(service)}
-    assert first == {(Order.DUE, ServiceClass.RT), (Order.SLACK, ServiceClass.RT)}
+    orders = (BY_ARRIVAL, BY_DUE, BY_SLACK, BY_ACCELGEN, BY_REMAINING, BY_LEVELS)
+    first = {(order, service) for order in orders for service in ServiceClass if order.puts_first(service)}
+    assert first == {(order, ServiceClass.RT) for order in (BY_DUE, BY_SLACK, BY_ACCELGEN)}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +100,7 @@ def test_a_prompt_that_is_due_first_goes_first_however_long_another_is(
 
 
 def test_a_new_order_needs_a_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ORDERINGS, Order.SHORTEST_REMAINING, ByLongest())
+    monkeypatch.setitem(RULES, SchedulerName.SHORTEST, SchedulerRules(ByLongest()))
     policy = Policy(SchedulerName.SHORTEST)
     waiting = WaitingPrompts(policy)
     for name, tokens in (("short", 2), ("long", 9), ("middle", 5)):

@@ -1,10 +1,13 @@
-"""What a policy means for memory."""
+"""What a policy means for memory, and which options go together."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Cache, Chunking, Layout, Policy, Room
+from alignedserve.scheduling.policy import DEFAULT_POLICY, RULES, Cache, Chunking, Layout, Policy, Room, SchedulerName
 
 
 @pytest.mark.parametrize(
@@ -34,3 +37,26 @@ def test_what_no_layer_reads_is_given_back_where_each_request_gets_blocks_of_its
 )
 def test_what_a_block_may_hold(policy: Policy, keeps_hidden: bool, keeps_apart: bool) -> None:
     assert (policy.block_use.keeps_hidden, policy.block_use.keeps_apart) == (keeps_hidden, keeps_apart)
+
+
+def test_each_scheduler_has_rules_and_goes_with_some_options() -> None:
+    assert set(RULES) == set(SchedulerName)
+    policies = (Policy(name, chunking, room) for name in SchedulerName for chunking in Chunking for room in Room)
+    assert {policy.scheduler for policy in policies if policy.problem is None} == set(SchedulerName)
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        (Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL), {"room": Room.WHOLE, "cache": Cache.HYBRID}),
+        (Policy(cache=Cache.HYBRID), {"room": Room.CHUNKS, "scheduler": SchedulerName.SHORTEST}),
+        (Policy(room=Room.CHUNKS), {"chunking": Chunking.NONE, "reserve": 1}),
+        (Policy(SchedulerName.TGI, Chunking.NONE, waiting_ratio=1.2), {"scheduler": SchedulerName.FCFS}),
+        (Policy(SchedulerName.ALISE), {"blocks": Layout.BIDIRECTIONAL}),
+        (Policy(SchedulerName.MLFQ, Chunking.FIXED), {"chunking": Chunking.SLO}),
+    ],
+)
+def test_options_that_mean_nothing_together(policy: Policy, options: dict[str, Any]) -> None:
+    assert policy.problem is None
+    for option, value in options.items():
+        assert replace(policy, **{option: value}).problem is not None

@@ -72,13 +72,13 @@ class RankedRequests:
 
     def __init__(self, seated: Iterable[WorkerRequest], at: StepContext, kept: DecodeOrder | None = None) -> None:
         self._kept, self._now, self._most_s = kept, at.now, at.times.most_s
-        late, by_slack = at.policy.late, at.policy.scheduler.is_accelgen
+        late, document_key = at.policy.late, at.policy.ordering.document_key
         self._lists: dict[float, list[Ranked]] = {rank: [] for rank in Rank}
         for running in seated:
             standing = running.promise.standing(at.now, running.work(at.chunk), at.times)
             key: tuple[Any, ...] = standing.key(at.times, late)
-            if by_slack and key[0] is Rank.BE:
-                key = (*key[:3], standing.slack_s, standing.remaining)
+            if key[0] is Rank.BE:
+                key = (*key[:3], *document_key(standing), standing.remaining)
             self._lists[key[0]].append(((*key, standing.arrival_at, standing.id), running))
         for ranks in self._lists.values():
             ranks.sort(key=key_of)

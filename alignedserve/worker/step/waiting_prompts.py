@@ -57,7 +57,7 @@ class PromiseLine:
     def __init__(self, policy: Policy, filed: Mapping[WorkerRequest, FiledPrompt]) -> None:
         """`filed` says where each prompt is, and changes with what waits."""
         self._drops_late = policy.late is Late.DROP_LAST
-        self._ranks_be_by_slack = policy.scheduler.is_accelgen
+        self._document_key = policy.ordering.document_key
         self._filed = filed
         self._rt: list[Place] = []
         self._rt_later: list[Place] = []
@@ -72,8 +72,7 @@ class PromiseLine:
             return [(self._late, by_slack)]
         if standing.service is ServiceClass.RT:
             return [(self._rt, by_slack), (self._rt_later, (standing.priority, *by_slack))]
-        key = (by_slack[0],) if self._ranks_be_by_slack else (standing.level, standing.restore_s)
-        later = (standing.priority, *key, standing.remaining, *end)
+        later = (standing.priority, *self._document_key(standing), standing.remaining, *end)
         running = end[-1]
         caller = running.request.caller if isinstance(running.promise, StepPromise) else None
         return [(self._be, by_slack), (self._be_later.setdefault(caller, []), later)]
@@ -98,8 +97,7 @@ class PromiseLine:
         rank: tuple[float, ...] = (Rank.RT,) if is_rt else (Rank.BE, True)
         for place in self._rt_later if is_rt else self._be_in_order():
             if self._filed[place[-1]].until - now > most_s:
-                key = (place[0], place[1] - now) if is_rt or self._ranks_be_by_slack else place[:2]
-                yield (*rank, *key, *place[2:-2]), place[-1]
+                yield (*rank, place[0], place[1] - now if is_rt else place[1], *place[2:-2]), place[-1]
 
     def _be_in_order(self) -> Iterable[Place]:
         """Return the places of best-effort prompts by priority and then the rest of the key. The callers behind others
@@ -167,8 +165,6 @@ class WaitingPrompts:
         self.documents: dict[str, dict[WorkerRequest, None]] = {}  # the best-effort prompts, by caller
         self._behind: frozenset[str] = frozenset()  # callers with documents that come behind other callers' documents
         self.num_tokens = self.num_rt_tokens = 0  # to compute, of all prompts and of real-time prompts
-        self._ranks_be_by_slack = policy.scheduler.is_accelgen
-        self._drops_late = policy.late is Late.DROP_LAST
         self._filed: dict[WorkerRequest, FiledPrompt] = {}
         self._unfiled: dict[WorkerRequest, None] = {}
         self._moved: dict[WorkerRequest, None] = {}  # to be filed again: more or less is here than at the filing
@@ -349,7 +345,7 @@ class WaitingPrompts:
             insort(among, place)
         self._filed[running] = FiledPrompt(self._serial, until, places)
         changes_at = running.promise.changes_at(now)
-        if (running.promise.is_rt or self._drops_late or not self._ranks_be_by_slack) and changes_at >= now:
+        if changes_at >= now:
             self._dues.add(changes_at, self._serial, running)
 
     def bound_s(self, now: float, chunk_s: Callable[[int], float]) -> float:
