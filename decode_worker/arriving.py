@@ -258,7 +258,7 @@ class Seats(WorkerPart):
         No prompt overtakes the first that does not wait for a page: otherwise a large prompt could wait for ever.
         Yield none while nothing has changed."""
         waiting = self._queue.waiting
-        if not (self._policy.is_plain and waiting):
+        if not (self._scheduler.seats_by_arrival and waiting):
             return
         next_pages = self._memory.next_pages(waiting)
         while not self._memory.is_stuck:

@@ -54,7 +54,7 @@ class AccelGen(Scheduler):
     def add_prompts(self, step: StepBuilder, prompts: Iterable[Ranked], is_rt: bool) -> None:
         """Add prompts that are not urgent, by the best fit to what is left (§4.4)."""
         ahead = 1 if is_rt else 2  # of a key come before the priority and the slack
-        add_best_fit(step, ((key[ahead : ahead + 2], running) for key, running in prompts), is_in_paper=True)
+        add_best_fit(step, ((key[ahead : ahead + 2], running) for key, running in prompts))
 
 
 class AccelGenNoBatch(AccelGen):
@@ -80,7 +80,7 @@ class AccelGenNoOrder(Scheduler):
         step.add(found for found in ranks if found[1].decodes)
         running = (running for running in view.prompts if not running.decodes)
         prompts = chain(running, (found for _, found in step.seatable(waiting)))
-        add_best_fit(step, (((0, found.request.arrival_at), found) for found in prompts), is_in_paper=True)
+        add_best_fit(step, (((0, found.request.arrival_at), found) for found in prompts))
         if step.is_empty:
             step.add_one_alone(ranks, again)
         return step.selection
@@ -93,6 +93,9 @@ class OneLongPrompt(StepBuilder):
         super().__init__(view, UNBOUNDED, paper_budget(view), most)
         self._long = self.policy.long_prompt if self.policy.chunking is Chunking.SLO else inf
         self._has_long = any(seated.num_tokens >= self._long for seated in view.here)
+
+    def scales(self, tokens: int) -> tuple[int, int]:
+        return 1, 1  # the nearest demand is that of the least distance in tokens (§4.4)
 
     def must_wait(self, running: WorkerRequest, is_urgent: bool = False) -> bool:
         if super().must_wait(running, is_urgent):

@@ -125,19 +125,15 @@ class BestFit(Aligned):
             step.add(prompts)
 
 
-def add_best_fit(
-    step: StepBuilder, prompts: Iterable[tuple[tuple[int, float], WorkerRequest]], is_in_paper: bool = False
-) -> None:
-    """Add what fills the step best of prompts that are about as urgent, window by window.
-
-    With `is_in_paper`, distances are of tokens, and not of shares of all tokens and all memory."""
+def add_best_fit(step: StepBuilder, prompts: Iterable[tuple[tuple[int, float], WorkerRequest]]) -> None:
+    """Add what fills the step best of prompts that are about as urgent, window by window."""
     for members in windows(prompts, step.policy.window_s):
         if not step.takes_prompts:
             return
         tokens = _left_tokens(step, members[0])
         step.has_cut |= tokens < 1
         if tokens:
-            _add_window(step, Window(members, step.seating), tokens, members[0], is_in_paper)
+            _add_window(step, Window(members, step.seating), tokens, members[0])
 
 
 def _left_tokens(step: StepBuilder, first: WorkerRequest) -> int:
@@ -151,9 +147,8 @@ def _left_tokens(step: StepBuilder, first: WorkerRequest) -> int:
     return fits
 
 
-def _add_window(step: StepBuilder, window: Window, tokens: int, first: WorkerRequest, is_in_paper: bool) -> None:
-    seating = step.seating
-    scales = (1, 1) if is_in_paper else (max(tokens, step.at.room), seating.total * seating.block_size)
+def _add_window(step: StepBuilder, window: Window, tokens: int, first: WorkerRequest) -> None:
+    seating, scales = step.seating, step.scales(tokens)
 
     def most_of(running: WorkerRequest, size: int) -> int:
         if running.request.runs_whole and size < running.num_ahead:

@@ -29,13 +29,14 @@ NO_LIMIT = 1 << 30  # requests in a step
 
 class Scheduler(ABC):
     bounds_steps = False  # whether promises bound the time of a step
+    seats_by_arrival = False  # whether prompts are seated as they come; else `plan` gives seats
 
     def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
         """`most` requests run in a step; on a prefill worker there is no limit."""
         self.policy, self.most = policy, most
         guard = policy.own.guard(PolicyKind.PACKING) if most < NO_LIMIT else None
         self._choice = None if guard is None else CustomChoice(guard)
-        self._runs_whole = policy.chunking is Chunking.NONE and not policy.is_plain
+        self._runs_whole = policy.chunking is Chunking.NONE and not self.seats_by_arrival
 
     def next_step(self, view: StepView) -> PlannedStep:
         """Return what the next step runs: what `plan` says of the requests that a custom policy chooses."""
@@ -133,7 +134,7 @@ class Scheduler(ABC):
 
     def first_waiting(self, waiting: WaitingPrompts, at: StepContext) -> WorkerRequest | None:
         """Return the waiting prompt that is served first."""
-        if not self.policy.is_plain:
+        if not self.seats_by_arrival:
             waiting.refresh(at.now, at.times, at.chunk)
         return next(iter(self.seating_order(waiting)), None)
 

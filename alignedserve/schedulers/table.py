@@ -13,7 +13,7 @@ from alignedserve.schedulers.apt_serve import AptServe
 from alignedserve.schedulers.best_fit import BestFit
 from alignedserve.schedulers.bros import Bros
 from alignedserve.schedulers.fastserve import FastServe, Mlfq
-from alignedserve.schedulers.fcfs import FirstCome, LongestLeaves
+from alignedserve.schedulers.fcfs import FirstCome, LongestLeaves, LongestLeavesInOrder
 from alignedserve.schedulers.in_order import InOrder
 from alignedserve.schedulers.round_robin import RoundRobin
 from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
@@ -46,8 +46,10 @@ def scheduler_of(policy: Policy, most: int = NO_LIMIT) -> Scheduler:
 
     Without a limit it is for a prefill worker, on which prompts do not take turns."""
     kind = SCHEDULERS[policy.scheduler]
-    if policy.own.decides(PolicyKind.ORDER):
-        kind = InOrder
-    elif most == NO_LIMIT and issubclass(kind, FirstCome):
+    if most == NO_LIMIT and issubclass(kind, FirstCome):
         kind = FirstCome
+    if policy.own.decides(PolicyKind.ORDER) or (kind is FirstCome and not policy.is_plain):
+        kind = InOrder
+    elif kind is LongestLeaves and not policy.is_plain:
+        kind = LongestLeavesInOrder
     return kind(policy, most)

@@ -25,6 +25,7 @@ ROUND = Policy(SchedulerName.ROUND_ROBIN, chunking=Chunking.FIXED)
         ("accelgen-no-chunk", "AccelGen"),
         ("alise", "Alise"),
         ("alise-defer", "Alise"),
+        ("aligned-no-order", "InOrder"),
         ("sarathi", "FirstCome"),
         ("alignedserve-paper", "LongestLeaves"),
         ("tgi", "Tgi"),

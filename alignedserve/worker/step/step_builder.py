@@ -82,6 +82,10 @@ class StepBuilder:
         """Return whether a request that waits for memory blocks requests of both classes."""
         return True
 
+    def scales(self, tokens: int) -> tuple[int, int]:
+        """Return what counts as all of the tokens and all of the memory, where `tokens` are left."""
+        return max(tokens, self.at.room), self.seating.total * self.at.block_size
+
     def is_worth_gaps(self, prompt: WorkerRequest, size: int, most: int) -> bool:
         """Return whether `most` tokens of a prompt run where only `size` fit, so that decodes are late."""
         return False
