@@ -245,7 +245,7 @@ class Seats(WorkerPart):
         """Seat waiting prompts in order while there is room, where steps are planned without seating prompts."""
         for prompt in self._first_come():
             is_blocked = not prompt.promise.is_rt and self._memory.owes_best_effort
-            if is_blocked or not self._scheduler.has_seat(self._here.num_seated):
+            if is_blocked or self._here.num_seated >= self._scheduler.most_seated:
                 break
             if not self._memory.seat_beside_others(prompt):
                 break

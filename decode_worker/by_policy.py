@@ -9,5 +9,5 @@ from alignedserve.worker.setup import WorkerSetup
 
 
 def decode_core(setup: WorkerSetup) -> DecodeCore:
-    policy = setup.policy
-    return DecodeCore(setup, scheduler_of(policy, setup.limits.max_batch), memory_for(policy), parts_of)
+    scheduler = scheduler_of(setup.policy, setup.limits.max_batch)
+    return DecodeCore(setup, scheduler, memory_for(setup.policy, scheduler), parts_of)

@@ -36,10 +36,10 @@ class Joining(WorkerPart):
         first = self._candidates.first(now)
         if first is None or (first.evicted is not None and self._here.is_short) or self._here.is_reserved:
             return None
-        if self._policy.swaps:  # a prompt of a higher level may wait for memory
-            at, level = self._memory.context(now), self._scheduler.level
-            prompt = self._scheduler.first_waiting(self._queue.waiting, at)
-            is_before = prompt is not None and level(prompt, at) < level(self._as_running(first), at)
+        if (levels := self._scheduler.levels) is not None:  # a prompt of a higher level may wait for memory
+            at = self._memory.context(now)
+            prompt = levels.first_waiting(self._queue.waiting, at)
+            is_before = prompt is not None and levels.level(prompt, at) < levels.level(self._as_running(first), at)
             return None if is_before else first
         return None if self._queue.waiting.come_first and not (first.is_pinned or first.is_rt) else first
 

@@ -98,8 +98,9 @@ class Leaving(WorkerPart):
         """Let requests of lower levels leave so that this request finds memory for `tokens`, and a seat.
 
         Return None where too few have lower levels: the request waits like all others."""
-        lower = self._scheduler.gives_way(self._here.seated, running, self._memory.context(now))
-        leaving = self._memory.leaving_for(tokens, lower, self._scheduler.has_seat) if lower else None
+        levels, at = self._scheduler.levels, self._memory.context(now)
+        lower = levels.giving_way(self._here.seated, running, at) if levels is not None else ()
+        leaving = self._memory.leaving_for(tokens, lower, self._scheduler.most_seated) if lower else None
         if leaving is None:
             return None
         return [command for left in leaving for command in self.preempt(left, PreemptionCause.LEVEL, running)]

@@ -26,13 +26,15 @@ from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, RunStep, SetTimer
 from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import Attempt
+from alignedserve.schedulers.scheduler import Levels
 from alignedserve.worker.arriving import Arrivals
 from alignedserve.worker.caller_shares import CallerShares
 from alignedserve.worker.owners import Outputs
 from alignedserve.worker.part import FormPart, Worker, WorkerPart
+from alignedserve.worker.step.ranks import in_order
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
-from alignedserve.worker.step.view import PlannedStep, StepView
+from alignedserve.worker.step.view import PlannedStep, StepAhead, StepView
 
 
 def decodes_of(requests: Sequence[WorkerRequest]) -> tuple[Decode, ...]:
@@ -121,9 +123,9 @@ class Stepping(WorkerPart):
         for prompt in memory.seat_by_worth(waiting):
             self._seats.seat(prompt)
         commands += self._elsewhere.make_room(now)
-        return [*commands, *self._swap(now)] if self._policy.swaps else commands
+        return commands if self._scheduler.levels is None else [*commands, *self._swap(self._scheduler.levels, now)]
 
-    def _swap(self, now: float) -> list[Command]:
+    def _swap(self, levels: Levels, now: float) -> list[Command]:
         """Seat prompts that take memory from requests of lower levels, each prompt once.
 
         A request that left has less to run, and so a higher level, as long as its pages may be found again. Two such
@@ -131,7 +133,7 @@ class Stepping(WorkerPart):
         """
         commands, waiting, seated = list[Command](), self._queue.waiting, set[WorkerRequest]()
         at = self._memory.context(now)
-        while (prompt := self._scheduler.first_waiting(waiting, at)) is not None and prompt not in seated:
+        while (prompt := levels.first_waiting(waiting, at)) is not None and prompt not in seated:
             left = self._leaving.swap_for(prompt, self._memory.room_for(prompt), now)
             if left is None or not self._memory.seat_beside_others(prompt):
                 break
@@ -150,7 +152,7 @@ class Stepping(WorkerPart):
         if (leaving := memory.least_needed) is not None:
             before += self._leaving.preempt(leaving, PreemptionCause.CROWDED)
         else:
-            self._leaving.crowd_out(self._scheduler.in_order(self._here.prompts.values(), at)[-1])
+            self._leaving.crowd_out(in_order(self._here.prompts.values(), at)[-1])
         return True
 
     # --- The choice
@@ -223,8 +225,8 @@ class Stepping(WorkerPart):
                 decodes.append(Decode(part.request, None, start, running.kv, part.sampling, index, adapter=adapter))
         shape = Shape.build(prefixes=[decode.num_before for decode in decodes])
         predicted_s = self._pace.cost.seconds(shape)
-        steps_s = step.predicted_s, predicted_s
-        if not self._scheduler.goes_on(going, sitting_out, steps_s, self._memory.context(now)):
+        ahead = StepAhead(going, sitting_out, step.predicted_s, predicted_s)
+        if not self._scheduler.goes_on(ahead, self._memory.context(now)):
             return []
         selection = PlannedStep(going, (), shape, predicted_s)
         self._scheduler.planned(selection)

@@ -19,7 +19,7 @@ from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.policy import Chunking
 from alignedserve.worker.step.ranks import in_turn, ranked_by_arrival
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.step_builder import UNBOUNDED, StepBuilder
+from alignedserve.worker.step.step_builder import UNBOUNDED, StepBuilder, all_decodes
 from alignedserve.worker.step.view import PlannedStep, StepView
 from alignedserve.worker.step.waiting_prompts import Ranked
 
@@ -31,7 +31,7 @@ class AccelGen(Scheduler):
         """Fill the next step with urgent requests, then decodes, then prompts; of each chats before documents."""
         at = view.at
         view.waiting.refresh(at.now, at.times, at.chunk)
-        if (decodes := self.all_decodes(view)) is not None:
+        if (decodes := all_decodes(view, self.most)) is not None:
             return decodes
         line, waiting = view.waiting.line, waiting_in_order(view)
         step = EqualStep(view, self.most)
@@ -71,7 +71,7 @@ class AccelGenNoOrder(Scheduler):
         """Fill the next step with decodes, then with the prompts that best fill what is left."""
         at = view.at
         view.waiting.refresh(at.now, at.times, at.chunk)
-        if (decodes := self.all_decodes(view)) is not None:
+        if (decodes := all_decodes(view, self.most)) is not None:
             return decodes
         waiting, again = waiting_in_order(view), waiting_in_order(view)
         step = ArrivalStep(view, self.most)

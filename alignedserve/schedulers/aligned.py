@@ -20,14 +20,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from math import inf
 
+from alignedserve.cost.model import Kind
 from alignedserve.schedulers.near_lengths import NearLengths
 from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
 from alignedserve.scheduling.policy import Chunking, Grouping, Policy
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.step.ranks import DecodeOrder, RankedRequests, in_turn, last_of_old
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds, StepBuilder
-from alignedserve.worker.step.view import PlannedStep, StepContext, StepView, estimate_of
+from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds, StepBuilder, all_decodes
+from alignedserve.worker.step.view import PlannedStep, StepAhead, StepContext, StepView, estimate_of
 from alignedserve.worker.step.waiting_prompts import Ranked, WaitingPrompts
 
 # The worth of a first token in time, as late gaps between tokens: of chats without a late gap so far, and of any chat.
@@ -44,7 +45,6 @@ _AT_A_TIME = 32  # decodes that are looked at
 class Aligned(Scheduler):
     def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
         super().__init__(policy, most)
-        self.bounds_steps = policy.chunking is Chunking.SLO
         self._near = NearLengths() if policy.grouping is Grouping.ALIGNED else None
         self._order = DecodeOrder(policy)  # of decodes, where a step has too few places for all
         self._ran_visitors = False  # whether the last step had visitors alone
@@ -64,12 +64,13 @@ class Aligned(Scheduler):
         at, kept = view.at, self.kept(view)
         ran_visitors, self._ran_visitors = self._ran_visitors, False
         view.waiting.refresh(at.now, at.times, at.chunk)
-        if (decodes := self.all_decodes(view)) is not None:
+        bounds = step_bounds(view, kept)
+        if (decodes := all_decodes(view, self.most, bounds)) is not None:
             return decodes  # as in most steps: no prompt waits, and there is time for all
         line, waiting = view.waiting.line, waiting_in_order(view)
 
         # The step may take R, a budget of prompt tokens, and as many requests as the engine takes.
-        step = AlignedStep(view, self.bounds(view, kept), prompt_budget(at), self.batch)
+        step = AlignedStep(view, bounds, prompt_budget(at), self.most)
         if not ran_visitors:
             step.add(step.seatable(visitors(view, step)))
             self._ran_visitors = not step.is_empty
@@ -94,25 +95,25 @@ class Aligned(Scheduler):
 
     def kept(self, view: StepView) -> DecodeOrder | None:
         """Return the decodes in the present order, where a step has too few places for all."""
-        if len(view.decodes) > self.batch:
-            self._order.refresh(view.decodes, self.batch, view.at.now, view.at.times)
+        if len(view.decodes) > self.most:
+            self._order.refresh(view.decodes, self.most, view.at.now, view.at.times)
             return self._order
         if view.decodes:
-            self.forget_order()
+            self._order.forget()
         return None
 
-    @property
-    def runs_all_again(self) -> bool:
-        return self._near is None or not self._near.leaves_some_out
-
-    def forget_order(self) -> None:
-        self._order.forget()
+    def _plan_whole(self, view: StepView) -> PlannedStep:
+        if len(view.decodes) <= self.most:
+            self._order.forget()  # all of them may run, without `plan`
+        return super()._plan_whole(view)
 
     def moved(self, running: WorkerRequest) -> None:
         self._order.refile(running)
 
-    def bounds(self, view: StepView, kept: DecodeOrder | None = None) -> StepBounds:
-        return step_bounds(view, kept) if self.bounds_steps else UNBOUNDED
+    def goes_on(self, ahead: StepAhead, at: StepContext) -> bool:
+        if self._near is not None and self._near.leaves_some_out:
+            return False
+        return super().goes_on(ahead, at) and is_in_time(ahead, at)
 
     def documents_budget(self, step: StepBuilder) -> int:
         """Return the most prompt tokens of documents: where chats decode, as many as saturate the hardware, or as keep
@@ -121,7 +122,8 @@ class Aligned(Scheduler):
         More of them gain next to nothing. Gain: first tokens in 71 ms (median) in place of 102, gaps of 118 ms (P99) in
         place of 147; on 17 loads -3.6 to +2.2 points (tight 1+1), -2.1 to +19.1 %.
         """
-        if not (self.bounds_steps and any(running.promise.is_rt for running in step.decodes)):
+        bounds_steps = self.policy.chunking is Chunking.SLO
+        if not (bounds_steps and any(running.promise.is_rt for running in step.decodes)):
             return step.budget
         left = max(step.at.block_size, step.at.pivot) - step.estimate.chunk_tokens
         if left < step.budget:
@@ -278,12 +280,14 @@ def ranks_of(view: StepView, kept: DecodeOrder | None, step: StepBuilder) -> Ran
 
 
 def step_bounds(view: StepView, kept: DecodeOrder | None = None) -> StepBounds:
-    """Return R. Nothing is sorted or made here: this runs at every step over all that is on the worker.
+    """Return R where promises bound steps. Nothing is sorted or made here: this runs over all that is on the worker.
 
     `kept` has the decodes in order; the first are enough. A prompt that cannot be in time beside the decoding chats
     does not bind: either the chats or the prompt would be late.
     """
     at, decodes, prompts, waiting = view.at, view.decodes, view.prompts, view.waiting
+    if at.policy.chunking is not Chunking.SLO:
+        return UNBOUNDED
     if at.policy.late is Late.DROP_LAST:  # late requests run last, and take no time of others
         decodes, kept = [running for running in decodes if not running.promise.is_late(at.now)], None
     bound, late_s = _decodes_bound_s(decodes, at) if kept is None else _kept_bound_s(kept, at)
@@ -367,3 +371,13 @@ def unnoticed_s(view: StepView) -> float:
     least_s = OF_FIRST * min(noticed_s)
     chunk_s = estimate_of((), view.at).with_chunk(view.at.pivot, 0)
     return max(least_s, chunk_s, OF_DECODES * estimate_of(view.decodes, view.at).seconds)
+
+
+def is_in_time(ahead: StepAhead, at: StepContext) -> bool:
+    """Return whether no chat has a longer gap than promised, and no arriving chat waits for two steps, not one."""
+    if at.policy.chunking is not Chunking.SLO:
+        return True
+    together_s = ahead.running_s + ahead.predicted_s
+    gaps = [(running, ahead.predicted_s) for running in ahead.decodes] + [(each, together_s) for each in ahead.paused]
+    of_rt = [(gap_s, running.request.slo.tbt_s) for running, gap_s in gaps if running.promise.is_rt]
+    return together_s <= at.calm_s and all(gap_s <= at.careful_s(tbt_s, Kind.DECODE) for gap_s, tbt_s in of_rt)

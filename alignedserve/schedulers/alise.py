@@ -7,35 +7,38 @@ turn of a request on the device. Requests of the same level take nothing from ea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from alignedserve.schedulers.in_order import InOrder
+from alignedserve.schedulers.scheduler import NO_LIMIT, Levels
 from alignedserve.scheduling.levels import InLine, level_of, shortest_wait_first
+from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import Standing
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import StepContext
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
-class Alise(InOrder):
+class Alise(InOrder, Levels):
     """Requests run by level; the request with the longest expected wait leaves."""
 
-    def seating_order(self, waiting: WaitingPrompts) -> Iterable[WorkerRequest]:
-        return (prompt for _, prompt in waiting.in_order(0.0, 0.0))
+    def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
+        super().__init__(policy, most)
+        self.levels = self if policy.swaps else None
 
     def leaving(
         self, prompts: Sequence[WorkerRequest], decodes: Sequence[WorkerRequest], at: StepContext
     ) -> WorkerRequest:
-        return self._by_wait((*prompts, *decodes), at)[-1]
+        return self.as_they_leave((*prompts, *decodes), at)[-1]
 
     def level(self, running: WorkerRequest, at: StepContext) -> int:
         return self._standing(running, at).level
 
-    def gives_way(self, seated: Sequence[WorkerRequest], to: WorkerRequest, at: StepContext) -> list[WorkerRequest]:
-        level = self.level(to, at)
-        return [seat for seat in self._by_wait(seated, at) if self.level(seat, at) > level]
+    def first_waiting(self, waiting: WaitingPrompts, at: StepContext) -> WorkerRequest | None:
+        waiting.refresh(at.now, at.times, at.chunk)
+        return next((prompt for _, prompt in waiting.in_order(0.0, 0.0)), None)
 
-    def _by_wait(self, seated: Sequence[WorkerRequest], at: StepContext) -> list[WorkerRequest]:
+    def as_they_leave(self, seated: Sequence[WorkerRequest], at: StepContext) -> list[WorkerRequest]:
         """Return seated requests by the wait for the next step that each would have in line."""
         policy, times = self.policy, at.times
         line = list(policy.ordering.sort(seated, lambda seat: self._standing(seat, at), times, policy.late))

@@ -16,6 +16,7 @@ class AptServe(FirstCome):
         super().__init__(policy, most)
         self._has_types = policy.chunking is Chunking.NONE  # a step runs prompts or decodes
         self._is_prefill = True
+        self.most_seated = 0  # no prompt is seated as it comes
 
     def plan(self, view: StepView) -> PlannedStep:
         if self._has_types:
@@ -24,8 +25,8 @@ class AptServe(FirstCome):
         return super().plan(view)
 
     def takes_prompts(self, prompts_s: float, decodes_s: float) -> bool:
+        """Return whether prompts may get memory for the next step.
+
+        `prompts_s` and `decodes_s` are the times that these have been pending in all."""
         self._is_prefill = prompts_s >= decodes_s
         return self._is_prefill or not self._has_types
-
-    def has_seat(self, num_seated: int) -> bool:
-        return False  # no prompt is seated as it comes

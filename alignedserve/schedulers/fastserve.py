@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from alignedserve.schedulers.fcfs import FirstCome
+from alignedserve.schedulers.scheduler import NO_LIMIT, Levels
 from alignedserve.scheduling.levels import FIRST_BOUND, LEVELS, STEP_PROMPT
+from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import PlannedStep, StepContext, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
@@ -23,6 +25,10 @@ def level_served(tokens: int) -> int:
 class Mlfq(FirstCome):
     """A multi-level feedback queue (ALISE §4.1): within a level by arrival; the most served request leaves."""
 
+    def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
+        super().__init__(policy, most)
+        self.most_seated = NO_LIMIT  # a new prompt is in the highest level, and pauses other requests
+
     def plan(self, view: StepView) -> PlannedStep:
         if len(view.decodes) + len(view.prompts) <= self.most:
             decodes, prompts = sorted(view.decodes, key=self._level), sorted(view.prompts, key=self._level)
@@ -31,9 +37,6 @@ class Mlfq(FirstCome):
             decodes = [running for running in first if running.decodes]
             prompts = [running for running in first if not running.decodes]
         return super().plan(view._replace(decodes=decodes, prompts=prompts))
-
-    def has_seat(self, num_seated: int) -> bool:
-        return True  # a new prompt is in the highest level, and pauses other requests
 
     def seating_order(self, waiting: WaitingPrompts) -> Iterable[WorkerRequest]:
         return sorted(waiting, key=self._level)
@@ -50,16 +53,22 @@ class Mlfq(FirstCome):
         return self._level(running), running.request.arrival_at, running.request.id
 
 
-class FastServe(Mlfq):
+class FastServe(Mlfq, Levels):
     """FastServe: a prompt that would use up a level's bound with the first token alone starts below (§4.1), and
     requests of lower levels are swapped out for requests of higher levels (§4.2)."""
+
+    def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
+        super().__init__(policy, most)
+        self.levels = self
 
     def level(self, running: WorkerRequest, at: StepContext) -> int:
         return self._level(running)
 
-    def gives_way(self, seated: Sequence[WorkerRequest], to: WorkerRequest, at: StepContext) -> list[WorkerRequest]:
-        level = self._level(to)
-        return [seat for seat in sorted(seated, key=self._rank) if self._level(seat) > level]
+    def first_waiting(self, waiting: WaitingPrompts, at: StepContext) -> WorkerRequest | None:
+        return min(waiting, key=self._level, default=None)
+
+    def as_they_leave(self, seated: Sequence[WorkerRequest], at: StepContext) -> list[WorkerRequest]:
+        return sorted(seated, key=self._rank)
 
     def _level(self, running: WorkerRequest) -> int:
         return level_served(len(running.output) + len(running.request.prompt) // STEP_PROMPT)

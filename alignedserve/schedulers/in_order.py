@@ -5,28 +5,24 @@ All decodes come first where they fit together. Then each request, in order, get
 
 from __future__ import annotations
 
-from alignedserve.schedulers.aligned import is_worth_gaps, prompt_budget, step_bounds, waiting_in_order
-from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
-from alignedserve.scheduling.policy import Chunking, Policy
+from alignedserve.schedulers.aligned import is_in_time, is_worth_gaps, prompt_budget, step_bounds, waiting_in_order
+from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.worker.step.ranks import in_turn, ranked
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds, StepBuilder
-from alignedserve.worker.step.view import PlannedStep, StepView
+from alignedserve.worker.step.step_builder import StepBuilder, all_decodes
+from alignedserve.worker.step.view import PlannedStep, StepAhead, StepContext, StepView
 
 
 class InOrder(Scheduler):
-    def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
-        super().__init__(policy, most)
-        self.bounds_steps = self.policy.chunking is Chunking.SLO
-
     def plan(self, view: StepView) -> PlannedStep:
         """Fill the next step in the order of the policy."""
         at, prompts = view.at, view.prompts
         view.waiting.refresh(at.now, at.times, at.chunk)
-        if (decodes := self.all_decodes(view)) is not None:
+        bounds = step_bounds(view)
+        if (decodes := all_decodes(view, self.most, bounds)) is not None:
             return decodes
         waiting, again = waiting_in_order(view), waiting_in_order(view)
-        step = InOrderStep(view, self.bounds(view), prompt_budget(at), self.most)
+        step = InOrderStep(view, bounds, prompt_budget(at), self.most)
         step.add_together(view.decodes)
         ranks = ranked((*step.others_of(view.decodes), *prompts), at)
         step.add(in_turn(ranks, step.seatable(waiting)))
@@ -34,8 +30,8 @@ class InOrder(Scheduler):
             step.add_one_alone(ranks, again)
         return step.selection
 
-    def bounds(self, view: StepView) -> StepBounds:
-        return step_bounds(view) if self.bounds_steps else UNBOUNDED
+    def goes_on(self, ahead: StepAhead, at: StepContext) -> bool:
+        return super().goes_on(ahead, at) and is_in_time(ahead, at)
 
 
 class InOrderStep(StepBuilder):

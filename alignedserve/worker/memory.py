@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from alignedserve.core import PreemptionCause, units_for
 from alignedserve.protocol.commands import Command, CopyOut
-from alignedserve.schedulers.scheduler import Scheduler
+from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
 from alignedserve.scheduling.lengths import room_for
 from alignedserve.scheduling.policy import Room
 from alignedserve.worker.in_flight import StepsInFlight
@@ -209,7 +209,7 @@ class PlainMemory:
         return self.leaving_for(tokens, as_they_leave(best_effort, at)) or []
 
     def leaving_for(
-        self, tokens: int, lower: Sequence[WorkerRequest], has_seat: Callable[[int], bool] = lambda _num_seated: True
+        self, tokens: int, lower: Sequence[WorkerRequest], most_seated: int = NO_LIMIT
     ) -> list[WorkerRequest] | None:
         """Return which of the `lower` requests leave, from the last one on, so that another request finds memory for
         `tokens`, and a seat. Return None while a step runs, and where all `lower` together have too little."""
@@ -217,7 +217,7 @@ class PlainMemory:
             return None
         line, leaving, free = [*lower], list[WorkerRequest](), self.num_free
         wanted = units_for(tokens, self.limits.block_size)
-        while wanted > free or not has_seat(self._here.num_seated - len(leaving)):
+        while wanted > free or self._here.num_seated - len(leaving) >= most_seated:
             if not line:
                 return None
             leaving.append(line.pop())

@@ -17,7 +17,7 @@ from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.schedulers.table import scheduler_of
 from alignedserve.scheduling.policy import Grouping, Policy
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import PlannedStep, StepContext, StepView
+from alignedserve.worker.step.view import PlannedStep, StepAhead, StepContext, StepView
 from tests.conftest import examples
 from tests.worker.step.test_selection import NOW, TIMES, chat, document, seating, waits
 
@@ -113,7 +113,8 @@ def test_no_step_of_all_is_planned_ahead_where_the_next_one_leaves_some_out(seat
     scheduler = scheduler_of(seen.at.policy, 1000)
     (step,) = steps(seen, 1, scheduler)
     assert len(step.decodes) == 120
-    assert scheduler.goes_on(seen.decodes, (), (step.predicted_s, step.predicted_s), seen.at) is goes_on
+    ahead = StepAhead(seen.decodes, (), step.predicted_s, step.predicted_s)
+    assert scheduler.goes_on(ahead, seen.at) is goes_on
 
 
 def test_beside_a_large_chunk_of_a_prompt_decodes_are_cheap() -> None:

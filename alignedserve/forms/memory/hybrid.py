@@ -22,9 +22,10 @@ from alignedserve.forms.memory.worth import CacheKind, MemoryWish, assign, pays_
 from alignedserve.forms.orders import ProjectKv
 from alignedserve.forms.rules import HIDDEN
 from alignedserve.protocol.commands import Command
+from alignedserve.schedulers.apt_serve import AptServe
 from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.dues import TokenPromise
-from alignedserve.scheduling.policy import Cache, SchedulerName
+from alignedserve.scheduling.policy import Cache
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.memory import PlainMemory, ToLeave
@@ -70,7 +71,7 @@ class WeighedMemory(PlainMemory):
 
     def __init__(self, pace: Pace, steps: StepsInFlight, here: Requests, pool: PoolLink, scheduler: Scheduler) -> None:
         super().__init__(pace, steps, here, pool, scheduler)
-        self._weighs = pace.policy.scheduler is SchedulerName.APT_SERVE
+        self._apt_serve = scheduler if isinstance(scheduler, AptServe) else None
         self._halves = 2 if pace.policy.cache is Cache.HYBRID else 1  # of a block that hold hidden vectors
         self._now, self._token_s = 0.0, 0.0
         self._decodes_s = 0.0  # that decodes were pending before this step, in all
@@ -130,7 +131,7 @@ class WeighedMemory(PlainMemory):
         """Let decodes leave first where the memory brings more elsewhere (Apt-Serve §5).
 
         KV becomes hidden only by being recomputed: the request waits until then. Hidden vectors become KV later."""
-        if not self._weighs:
+        if self._apt_serve is None:
             yield from super().grow(waiting, now)
             return
         self._begin(waiting, now)
@@ -153,11 +154,11 @@ class WeighedMemory(PlainMemory):
 
     def seat_by_worth(self, waiting: WaitingPrompts) -> list[WorkerRequest]:
         """Give memory to the prompts that are worth most, each in its form of most worth; return these prompts."""
-        if not self._weighs:
+        if self._apt_serve is None:
             return []
         prompts = sorted(waiting, key=lambda prompt: prompt.request.arrival_at)
         prompts_s = sum(map(self._pending_s, (*prompts, *self._here.prompts.values())))
-        takes_prompts = self.scheduler.takes_prompts(prompts_s, self._decodes_s)  # always asked, and noted there
+        takes_prompts = self._apt_serve.takes_prompts(prompts_s, self._decodes_s)  # always asked, and noted there
         seats = self.limits.max_batch - self._here.num_seated
         if seats <= 0 or not takes_prompts:
             return []

@@ -21,7 +21,7 @@ from alignedserve.scheduling.policy import Chunking
 from alignedserve.scheduling.slo import Rank
 from alignedserve.worker.step.ranks import key_of
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import PlannedStep, StepContext, StepView, estimate_of, shape_of
+from alignedserve.worker.step.view import PlannedStep, StepContext, StepView, all_of, estimate_of, shape_of
 from alignedserve.worker.step.waiting_prompts import Ranked
 
 
@@ -288,6 +288,15 @@ class StepBuilder:
         return PlannedStep(
             self.decodes, tuple(self.chunks), estimate.shape, estimate.seconds, self.seating.admitted, displaced
         )
+
+
+def all_decodes(view: StepView, most: int, bounds: StepBounds = UNBOUNDED) -> PlannedStep | None:
+    """Return a step of all decodes where no prompt waits and all fit, else None. `most` requests run in a step."""
+    at, decodes = view.at, view.decodes
+    if view.prompts or view.waiting or len(decodes) > min(at.room, most):
+        return None
+    found = all_of(decodes, (), at)
+    return found if found.predicted_s <= bounds.careful_s(at, Kind.DECODE) else None
 
 
 def chunk_of(prompt: WorkerRequest, most: int) -> Chunk:

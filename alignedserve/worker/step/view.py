@@ -2,6 +2,7 @@
 
 StepView     the requests: decodes, seated prompts, prompts that wait; and memory for the step (seating.py)
 StepContext  the facts beside the requests: the time, the cost model, the limits of a step
+StepAhead    the step that would go on with the decodes of the running step
 PlannedStep  the answer: what runs, which prompts get a seat, which requests lose theirs
 """
 
@@ -59,6 +60,15 @@ class StepView(NamedTuple):
     at: StepContext
     seating: Seating
     here: Sequence[WorkerRequest] = ()  # all requests with memory on a decode worker, able to run or not
+
+
+class StepAhead(NamedTuple):
+    """The step after the running step, if the same decodes go on."""
+
+    decodes: Sequence[WorkerRequest]
+    paused: Sequence[WorkerRequest]  # decodes that sit out the step
+    running_s: float  # time of the running step
+    predicted_s: float  # time of the step
 
 
 @dataclass(slots=True)
