@@ -191,7 +191,7 @@ class Stepping(WorkerPart):
         num_fetching = self._here.num_fetching
         for prompt in selection.admitted:
             self._seats.seat(prompt)
-        if self._here.num_fetching == num_fetching:
+        if self._here.num_fetching == num_fetching and (selection.decodes or selection.chunks):
             scheduler.planned(selection)
         selection, commands = self._memory.settle(selection, at)
         before += commands

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from math import inf
 from typing import NamedTuple
 
@@ -86,33 +87,19 @@ class Window:
         """
         best, size, least = None, 0, (inf, 0)
         fitting = bisect_right(self._members, (left.tokens, inf))
-        for member in self._members[fitting:] if may_cut else ():
-            found = self._consider(member, left.tokens, left, most_of)
-            if found is not None and (found[0], -member.number) < least:
-                best, size, least = member, found[1], (found[0], -member.number)
-        least_memory = max(0, left.memory - self._most_memory) / left.memory_scale
-        for index in range(fitting - 1, -1, -1):
-            member = self._members[index]
-            of_tokens = (left.tokens - member.tokens) / left.token_scale
-            if of_tokens * of_tokens + least_memory * least_memory > least[0]:
-                break
-            found = self._consider(member, member.tokens, left, most_of)
-            if found is not None and (found[0], -member.number) < least:
-                best, size, least = member, found[1], (found[0], -member.number)
+        most_memory = min(left.memory, self._most_memory)
+        for member in chain(self._members[fitting:] if may_cut else (), reversed(self._members[:fitting])):
+            if member.tokens <= left.tokens and left.distance(member.tokens, most_memory) > least[0]:
+                break  # no memory makes up for so few tokens
+            if not (most := most_of(member.running, min(member.tokens, left.tokens))):
+                continue
+            memory = member.memory if most == member.tokens else self._seating.demand(member.running, most)
+            if (found := (left.distance(most, memory), -member.number)) < least:
+                best, size, least = member, most, found
         if best is None:
             return None
         self._members.remove(best)
         return best.running, size
-
-    def _consider(
-        self, member: WindowMember, size: int, left: Left, most_of: Callable[[WorkerRequest, int], int]
-    ) -> tuple[float, int] | None:
-        """Return the distance and the size of a prompt that may run."""
-        most = most_of(member.running, size)
-        if not most:
-            return None
-        memory = member.memory if most == member.tokens else self._seating.demand(member.running, most)
-        return left.distance(most, memory), most
 
 
 class BestFit(Aligned):

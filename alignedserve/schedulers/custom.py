@@ -41,9 +41,8 @@ class CustomChoice:
     def planned(self, selection: PlannedStep) -> None:
         """Count the steps that requests are left out of."""
         ran = {running.request.id for running in selection.decodes} | {chunk.request for chunk in selection.chunks}
-        if ran:
-            here = (running.request.id for running in (*self._here, *selection.admitted))
-            self._left_out = {name: self._left_out.get(name, 0) + 1 for name in here if name not in ran}
+        here = (running.request.id for running in (*self._here, *selection.admitted))
+        self._left_out = {name: self._left_out.get(name, 0) + 1 for name in here if name not in ran}
 
 
 def _facts_of(running: WorkerRequest) -> SeatedRequest:

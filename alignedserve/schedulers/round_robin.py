@@ -32,8 +32,7 @@ class RoundRobin(FirstCome):
 
     def planned(self, selection: PlannedStep) -> None:
         super().planned(selection)
-        if not selection.is_empty:
-            self._is_rt = not self._runs_rt
+        self._is_rt = not self._runs_rt
 
     def seating_order(self, waiting: WaitingPrompts) -> Iterable[WorkerRequest]:
         its_turn, others = waiting.real_time, waiting.best_effort

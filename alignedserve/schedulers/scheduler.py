@@ -58,7 +58,7 @@ class Scheduler(ABC):
         return all_of(view.decodes[: view.at.room], (), view.at)
 
     def planned(self, selection: PlannedStep) -> None:
-        """Note what runs next on a decode worker."""
+        """Note what runs next on a decode worker: a step that is not empty."""
         if self._choice is not None:
             self._choice.planned(selection)
 

@@ -23,5 +23,4 @@ class Tgi(FirstCome):
 
     def planned(self, selection: PlannedStep) -> None:
         super().planned(selection)
-        if not selection.is_empty:
-            self._num_steps = 0 if selection.chunks else self._num_steps + 1
+        self._num_steps = 0 if selection.chunks else self._num_steps + 1
