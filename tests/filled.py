@@ -1,7 +1,8 @@
 """Bodies of the API that have one field as long as may be, made from the OpenAPI document.
 
 Every field that can be long is found: texts, lists, objects whose names are the client's, and all that may stand in
-them. A schema that is not understood here ends the walk, so that no new field is left out.
+them; and every whole number, which can be large. A schema that is not understood here ends the walk, so that no new
+field is left out.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ _WITH: dict[str, dict[str, Any]] = {  # a field -> what must stand beside it
     "tool_call_id": {"role": "tool"},
     "json_schema": {"type": "json_schema"},
     "tool_choice": {"tools": [_TOOL]},
+    **{one: {many: ["a"] * 500} for one, many in (("text_1", "text_2"), ("queries", "items"), ("query", "documents"))},
+    **{many: {one: "a"} for one, many in (("text_1", "text_2"), ("queries", "items"))},
+    "top_logprobs": {"logprobs": True},
 }
 _WORDS = "the sea is calm 1984 - naïve 東京 "
 
@@ -60,7 +64,9 @@ class Place:
 class Walk:
     """Finds the places of all routes that take a body."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, of_numbers: bool = False) -> None:
+        """Find the whole numbers where it is `of_numbers`, which are filled with a number, else what can be long."""
+        self._of_numbers = of_numbers
         self._first_token, self._vocab_size = min(100_000, vocab_size // 2), vocab_size
         self._paths = document(with_jobs=True)["paths"]
         self._schemas: Schema = document(with_jobs=True)["components"]["schemas"]
@@ -134,7 +140,11 @@ class Walk:
             case {"anyOf": options} | {"oneOf": options}:
                 for option in options:
                     yield from self._filled(option, name, within)
+            case {"type": "integer"} if self._of_numbers:
+                yield name, lambda number: number
             case {"const": _} | {"enum": _} | {"type": "boolean" | "integer" | "number" | "null"}:
+                return
+            case {"type": "string"} if self._of_numbers:
                 return
             case {"type": "string", "pattern": pattern}:
                 assert "}" in pattern, f"{name}: may a text of {pattern} be long? Say here how it is filled"
@@ -143,23 +153,28 @@ class Walk:
                     yield name, lambda size: _text(field, size)
             case {"type": "array", "items": items, **more}:
                 least, most = max(1, more.get("minItems", 0)), more.get("maxItems")
-                yield f"{name}[{_kind(self._minimal(items))}s]", lambda size: self._list(items, size, most)
+                if not self._of_numbers:
+                    yield f"{name}[{_kind(self._minimal(items))}s]", lambda size: self._list(items, size, most)
                 for place, make in self._filled(items, f"{name}[]", within):
                     yield place, lambda size, make=make: [make(size // least)] * least
             case {"type": "object", **more}:
                 yield from self._filled_object(schema, more, name, field, within)
             case other:
                 assert not other.keys() - _ANNOTATIONS, f"{name}: how is {other} filled?"
-                yield name, lambda size: [_text("", size // 3), [7] * (size // 9), _names(size // 3, 0)]
+                if not self._of_numbers:
+                    yield name, lambda size: [_text("", size // 3), [7] * (size // 9), _names(size // 3, 0)]
 
     def _filled_object(
         self, schema: Schema, more: Schema, name: str, field: str, within: tuple[str, ...]
     ) -> Iterator[tuple[str, Fill]]:
         least, others = self._minimal(schema), more.get("additionalProperties", False)
-        for one, described in more.get("properties", {}).items():
-            beside = {**least, **_WITH.get(one, {})}
+        properties = more.get("properties", {})
+        for one, described in properties.items():
+            beside = {**least, **{name: value for name, value in _WITH.get(one, {}).items() if name in properties}}
             for place, make in self._filled(described, f"{name}.{one}" if name else one, within):
                 yield place, lambda size, make=make, one=one, beside=beside: {**beside, one: make(size)}
+        if self._of_numbers:
+            return
         if field in _SCHEMAS:
             for place, make in _SCHEMA_FILLS.items():
                 yield f"{name}{place}", make

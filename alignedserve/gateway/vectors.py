@@ -46,6 +46,9 @@ from alignedserve.text.text_model import TextModel
 
 MOST_INPUTS = 2048  # of a body, as for OpenAI
 MOST_DIMENSIONS = 1 << 20
+# Tokens that the pairs of a body may have where its texts have fewer characters: each pair has the query for itself, at
+# 36 bytes a token. For example, a query of 30 tokens beside 2,048 short documents.
+MOST_PAIR_TOKENS = 1 << 16
 _INT32 = 2**31
 
 Inputs = Annotated[
@@ -176,13 +179,25 @@ def make_score_requests(
     field = "documents" if isinstance(body, RerankRequest) else "text_1"
     reader = _Reader(body, text, rule, max_model_len, field)
     if rule.scores:
-        prompts = [reader.read(*pair) for pair in body.pairs]
+        prompts = _read_pairs(reader, body.pairs, field)
         poolings = [Pooling(PooledTask.SCORE, rule.is_whole, second_at=second_at) for _, second_at in prompts]
         return _made(prompts, poolings, body, promise, origin)
     if not rule.embeds:
         raise _wrong_model(f"has a head of {rule.labels} numbers: only a head of one number gives scores")
     prompts = [reader.read(rule.usual_prompt + given) for given in texts_of(body.pairs)]
     return _made(prompts, [Pooling(is_whole=rule.is_whole)] * len(prompts), body, promise, origin)
+
+
+def _read_pairs(reader: _Reader, pairs: Sequence[tuple[str, str]], field: str) -> list[_Prompt]:
+    """Return the prompt of each pair; raise where a small body has a long text in each of many pairs."""
+    most, num_tokens, prompts = max(MOST_PAIR_TOKENS, sum(map(len, texts_of(pairs)))), 0, list[_Prompt]()
+    for pair in pairs:
+        prompts.append(reader.read(*pair))
+        num_tokens += len(prompts[-1][0])
+        if num_tokens > most:
+            message = f"{field}: the first {len(prompts)} of {len(pairs)} pairs have {num_tokens} tokens, and {most} is"
+            raise invalid(f"{message} the most for texts that stand in several pairs: send fewer at a time", field)
+    return prompts
 
 
 def texts_of(pairs: Iterable[tuple[str, str]]) -> list[str]:

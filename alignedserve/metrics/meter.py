@@ -20,6 +20,8 @@ ABORT = "abort"  # the finish when the client left
 class UseMeter:
     """Counts what a request has used of workers. It may be told after the request has ended, and holds no prompt."""
 
+    __slots__ = ("_key", "_metrics", "_service", "spent")
+
     def __init__(self, metrics: RequestMetrics, service: ServiceClass, key: str) -> None:
         self._metrics, self._service, self._key = metrics, service, key
         self.spent = NOTHING_SPENT  # so far
@@ -33,7 +35,12 @@ class UseMeter:
 
 
 class RequestMeter:
-    """Measures an open request, that is inside of `with`."""
+    """Measures an open request, that is inside of `with`. There may be thousands, each with few bytes."""
+
+    __slots__ = (
+        *("_metrics", "_request", "_tier", "_now", "_key", "_of", "_tokens", "_longest_gap_s", "_waited_s"),
+        *("_num_cached", "_first_at", "_written_at", "num_output", "_num_late", "use", "finish"),
+    )
 
     def __init__(
         self, metrics: RequestMetrics, request: Request, tier: str, now: Callable[[], float], key: str = ""

@@ -4,14 +4,47 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from typing import Generic, TypeVar
 
 _AT_ONCE = 8  # requests that get their arrivals before the event loop looks at bytes of others: each wakes a coroutine
 
 T = TypeVar("T")
+
+
+class Arrivals(Generic[T]):
+    """What arrives for one request, inside of `with`. An asyncio.Queue takes 3 KB while it is empty."""
+
+    __slots__ = ("_among", "_arrived", "_request", "_wakes")
+
+    def __init__(self, request: str, among: dict[str, Arrivals[T]]) -> None:
+        self._request, self._among = request, among
+        self._arrived: list[T] = []
+        self._wakes: asyncio.Future[None] | None = None  # the coroutine that waits
+
+    def __enter__(self) -> Arrivals[T]:
+        self._among[self._request] = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._among[self._request]
+
+    def __len__(self) -> int:
+        return len(self._arrived)
+
+    def put(self, arrival: T) -> None:
+        self._arrived.append(arrival)
+        if self._wakes is not None and not self._wakes.done():
+            self._wakes.set_result(None)
+
+    async def get(self) -> T:
+        """Take the first arrival; wait for it where there is none."""
+        while not self._arrived:
+            self._wakes = asyncio.get_running_loop().create_future()
+            await self._wakes
+        return self._arrived.pop(0)
 
 
 class ArrivalQueues(Generic[T]):
@@ -22,26 +55,21 @@ class ArrivalQueues(Generic[T]):
     wait for all others when the event loop is behind."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, asyncio.Queue[T]] = {}  # by request; on the event loop
+        self._waiting: dict[str, Arrivals[T]] = {}  # by request; on the event loop
         self._arrived: deque[tuple[str, T]] = deque()
         self._in_turn: dict[str, list[T]] = {}  # of these, by request; on the event loop
         self._is_waking = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    @contextmanager
-    def waiting_for(self, request: str) -> Iterator[asyncio.Queue[T]]:
-        """Yield the queue of what arrives for this request from now on."""
+    def waiting_for(self, request: str) -> Arrivals[T]:
+        """Return the queue of what arrives for this request, inside of `with`."""
         self._loop = asyncio.get_running_loop()
-        queue = self._waiting[request] = asyncio.Queue()
-        try:
-            yield queue
-        finally:
-            del self._waiting[request]
+        return Arrivals(request, self._waiting)
 
     def has(self, request: str) -> bool:
         """Return whether an arrival waits for the coroutine of this request. Only the event loop may call this."""
         queue = self._waiting.get(request)
-        return queue is not None and (not queue.empty() or request in self._in_turn)
+        return queue is not None and (len(queue) > 0 or request in self._in_turn)
 
     def put(self, request: str, arrival: T) -> None:
         """Put an arrival into the request's queue, or drop the arrival where no coroutine waits any more. Any thread
@@ -61,7 +89,7 @@ class ArrivalQueues(Generic[T]):
     def put_to_all(self, arrival: T) -> None:
         """Put an arrival into every queue. Only the event loop may call this."""
         for queue in self._waiting.values():
-            queue.put_nowait(arrival)
+            queue.put(arrival)
 
     def _hand_out(self) -> None:
         self._is_waking = False  # before the first is taken: later arrivals wake the loop again
@@ -72,7 +100,7 @@ class ArrivalQueues(Generic[T]):
             arrivals = self._in_turn.pop(request)
             if (queue := self._waiting.get(request)) is not None:
                 for arrival in arrivals:
-                    queue.put_nowait(arrival)
+                    queue.put(arrival)
         if self._in_turn and self._loop is not None and not self._is_waking:
             self._is_waking = True
             self._loop.call_soon(self._hand_out)

@@ -76,7 +76,7 @@ class OwnedRequest:
     sketch: Sketch | None
     heard_at: float  # when it was opened, its last token came, or it was asked for
     output: list[int] = field(default_factory=list)  # delivered
-    senders: set[str] = field(default_factory=set)  # workers that may keep its tokens
+    senders: tuple[str, ...] = ()  # workers that may keep its tokens
     missing_at: int | None = None  # the index that a Resend asked for
     num_fruitless: int = 0  # attempts in a row that brought no token
     charged_attempt: int = -1  # the last attempt that was charged with a death
@@ -264,7 +264,8 @@ class OwnerCore:
             if finish is not None and finish is FinishReason.DOUBT:
                 commands += self._hear_doubt(opened, sender, output, now)
                 continue
-            opened.senders.add(sender)
+            if sender not in opened.senders:
+                opened.senders += (sender,)
             opened.heard_at = now
             have, new, logprobs = len(opened.output), output.tokens, output.logprobs
             if output.index > have:

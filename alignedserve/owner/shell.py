@@ -14,7 +14,6 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from itertools import count
 
@@ -110,8 +109,9 @@ class Owner(NoHands):
 
     async def open(self, request: Request, settle: Settle = ignore) -> AsyncGenerator[Delivered, None]:
         ended = False
-        with self._arrivals.waiting_for(request.id) as arrivals, self._settles.by(request.id, settle):
-            self._shell.post(Opened(replace(request, is_metered=True), self._sketch(request)))
+        with self._arrivals.waiting_for(request.id) as arrivals:
+            self._shell.post(Opened(request, self._sketch(request)))
+            self._settles.begin(request.id, settle)
             try:
                 while not ended:
                     arrived = await arrivals.get()
@@ -130,6 +130,7 @@ class Owner(NoHands):
                     of_first = arrived.opening or NO_OPENING, arrived.is_infeasible
                     yield Delivered(arrived.tokens, arrived.finish, arrived.logprobs, *of_first, arrived.spent)
             finally:
+                self._settles.end(request.id)
                 if not ended:
                     self._shell.post(Closed(request.id))
 
@@ -193,16 +194,14 @@ class Settles:
         self._open: dict[str, Settle] = {}  # by request
         self._ended: dict[str, Settle] = {}  # the last MOST_SETTLING, in the order of their ends
 
-    @contextmanager
-    def by(self, request: str, settle: Settle) -> Iterator[None]:
+    def begin(self, request: str, settle: Settle) -> None:
         self._open[request] = settle
-        try:
-            yield
-        finally:
-            self._ended.pop(request, None)
-            self._ended[request] = self._open.pop(request)
-            if len(self._ended) > MOST_SETTLING:
-                del self._ended[next(iter(self._ended))]
+
+    def end(self, request: str) -> None:
+        self._ended.pop(request, None)
+        self._ended[request] = self._open.pop(request)
+        if len(self._ended) > MOST_SETTLING:
+            del self._ended[next(iter(self._ended))]
 
     def charge(self, charge: Charge) -> None:
         settle = self._open.get(charge.request) or self._ended.get(charge.request)

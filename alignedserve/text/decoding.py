@@ -25,6 +25,7 @@ class IncrementalDecoder:
 
     MOST, KEPT = 32, 16  # tokens of a window that does not end with a character: when it moves, what it keeps
     HELD = 3  # bytes of an unfinished character at most; each may decode to one �
+    __slots__ = ("_context", "_decode", "_given", "_special_ids", "_window")
 
     def __init__(self, decode: Callable[[Sequence[int]], str], special_ids: Iterable[int] = ()) -> None:
         self._decode = decode
@@ -74,6 +75,8 @@ class StopStrings:
     The first stop string to be complete ends the output, and the longest of those that end together.
     Text that may begin a stop string is held back until that is decided.
     """
+
+    __slots__ = ("_held", "_include", "_stops", "found")
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         """Watch for `stops`; with `include` the text ends after the stop string, otherwise before it."""

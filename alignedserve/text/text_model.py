@@ -144,8 +144,13 @@ class TextModel:
         """Return a decoder of one output; markers become text even if they are special tokens that are skipped."""
         if not skip_special:
             return IncrementalDecoder(self.decode_all)
-        shown = {*self.special_markers(markers).values()}
-        return IncrementalDecoder(self.decode_all if shown else self.decode, self.special_ids - shown)
+        shown = frozenset(self.special_markers(markers).values())
+        return IncrementalDecoder(self.decode_all if shown else self.decode, self._skipped_beside(shown))
+
+    @cached_property
+    def _skipped_beside(self) -> Callable[[frozenset[int]], frozenset[int]]:
+        """Return what names the special tokens that are skipped beside these, in one set for all decoders."""
+        return cache(self.special_ids.difference)
 
     def special_markers(self, markers: Iterable[str]) -> dict[str, int]:
         """Return the special tokens among the markers and in them, with their ids."""

@@ -53,6 +53,11 @@ Emit: TypeAlias = Callable[[TraceSpan, Sequence[TraceSpan]], None]  # the span o
 class RequestTrace:
     """Follows the request while it is open, that is inside of `with`, and emits its spans at the end."""
 
+    __slots__ = (
+        *("_request", "_model", "_choices", "_now", "_emit"),
+        *("_waited_s", "_first_at", "_num_output", "_num_cached", "_finish"),
+    )
+
     def __init__(self, request: Request, model: str, choices: int, now: Callable[[], float], emit: Emit | None) -> None:
         self._request, self._model, self._choices, self._now, self._emit = request, model, choices, now, emit
         self._waited_s = 0.0

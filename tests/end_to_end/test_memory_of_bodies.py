@@ -41,15 +41,16 @@ pytestmark = rare  # a minute for each few fields: `make soak` tries all of them
 VOCAB = 151_936
 MOST_TIMES = 50  # of the bytes of the bodies, in each part
 MAX_BATCH = 16
-CHOICE_MB = 8 / 1024  # of a gateway's memory for each choice that is open or waits, however short its prompt is
+CHOICE_MB = 6 / 1024  # of a gateway's memory for each choice that is open or waits, however short its prompt is
 # A part's heap differs by some megabytes from moment to moment, and each connection has buffers of 64 KiB. A worker's
 # step has five arrays of logits of each of its requests.
 NOISE_MB = {"gateway": 24.0, "router": 16.0, "pool": 16.0, "jobs": 16.0}
 STEP_MB = 16.0 + 5 * MAX_BATCH * VOCAB * 4 / 2**20
 SIZES = ((3_900_000, 2), (200_000, 8), (8_000, 96))  # bytes of a body, and bodies at once
+NUMBERS, BODIES_OF_NUMBERS = (2**31 - 1, 100_000, 1_000, 128, 20, 8), 96  # the largest that is taken
 AT_A_TIME = 4  # fields of a test
 CHOICES, BODIES_OF_CHOICES = 15, 32  # together fewer than the queue of the router takes
-WALK = Walk(VOCAB)
+WALK, OF_NUMBERS = Walk(VOCAB), Walk(VOCAB, of_numbers=True)
 _PARTS = ("gateway", "router", "pool", "jobs", "prefill", "decode", "colocated")
 _SETTLED_S = 2.0  # without another answer: streams that are open wait for their turn
 _MOST_S = 20.0
@@ -267,7 +268,7 @@ def measured(folder: Path, model: Path, *flags: str, topology: str) -> Iterator[
 
 @pytest.fixture(scope="module")
 def writes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
-    """Yield a deployment of a model that has a large vocabulary and is small in all else."""
+    """Yield a deployment of a model that has a large vocabulary and is small in all else; it makes embeddings too."""
     folder = tmp_path_factory.mktemp("writes")
     shapes = json.loads((MODEL / "config.json").read_text())
     shapes |= {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
@@ -277,6 +278,8 @@ def writes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
     (model / "config.json").write_text(json.dumps(shapes))
     flags = ("--load-format", "dummy", "--cache-directory", str(folder / "cache"), "--max-batch", str(MAX_BATCH))
     with measured(folder, model, *flags, topology="1+1") as deployment:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100, "stream": True}
+        deployment.open_at_once("/v1/chat/completions", body, BODIES_OF_NUMBERS)  # the first steps make buffers
         yield deployment
     shutil.rmtree(folder / "cache")
 
@@ -293,7 +296,7 @@ def smaller(place: Place, beside: Mapping[str, Any], send: Send) -> Iterator[tup
 
 def grown(of: Measured, place: Place) -> Iterator[tuple[str, Growth]]:
     """Send such bodies, and then bodies with several choices. Yield what each case took."""
-    beside: dict[str, Any] = {"stream": True} if WALK.has(place.path, "stream") else {}
+    beside = _beside(place)
     yield from smaller(place, beside, of.open_at_once)
     if WALK.has(place.path, "n"):
         size = SIZES[-1][0]
@@ -301,8 +304,27 @@ def grown(of: Measured, place: Place) -> Iterator[tuple[str, Growth]]:
         yield f"{CHOICES} choices of {size}", of.open_at_once(place.path, body, BODIES_OF_CHOICES)
 
 
-PLACES = WALK.places() if IN_SOAK else WALK.places()[::8]
-VECTORS = {"/v1/embeddings", "/v1/score", "/v1/rerank"}  # this model makes none: nothing of them stays open anyway
+def _beside(place: Place) -> dict[str, Any]:
+    """Return what stands beside this field, which the schema does not ask for."""
+    if place.path == "/v1/score" and not place.name.startswith(("text_", "queries", "items")):
+        return {"text_1": "a", "text_2": "a"}
+    return {"stream": True} if WALK.has(place.path, "stream") else {}
+
+
+def large(of: Measured, place: Place) -> Iterator[tuple[str, Growth]]:
+    """Send small bodies with this number as large as the server takes. Yield what each case took."""
+    for number in NUMBERS:
+        body = {**_LONG_OUTPUT[place.path], **_beside(place), **place.make(number)}
+        yield f"{number}", (growth := of.open_at_once(place.path, body, BODIES_OF_NUMBERS))
+        if not growth.is_refused:
+            break
+
+
+def drawn(places: list[Place]) -> list[Place]:
+    return places if IN_SOAK else places[::8]
+
+
+PLACES, NUMBER_PLACES = drawn(WALK.places()), drawn(OF_NUMBERS.places())
 PATHS = [*dict.fromkeys(place.path for place in WALK.places())]
 LINES = ("/v1/chat/completions", "/v1/completions", "/v1/responses")  # of a batch
 _LONG_OUTPUT = {
@@ -310,9 +332,9 @@ _LONG_OUTPUT = {
 }
 
 
-def in_parts(*paths: str) -> list[Any]:
+def in_parts(*paths: str, of: Sequence[Place] = PLACES) -> list[Any]:
     """Return the places of these routes, a few at a time."""
-    of_path = [[place for place in PLACES if place.path == path] for path in paths]
+    of_path = [[place for place in of if place.path == path] for path in paths]
     parts = [places[at : at + AT_A_TIME] for places in of_path for at in range(0, len(places), AT_A_TIME)]
     return [pytest.param(part, id=f"{part[0]} and {len(part) - 1} more") for part in parts]
 
@@ -330,9 +352,14 @@ def check(places: Sequence[Place], grown: Callable[[Place], Iterator[tuple[str, 
     print(f"{taken} of {len(places)} fields were taken")
 
 
-@pytest.mark.parametrize("places", in_parts(*(path for path in PATHS if path not in VECTORS)))
+@pytest.mark.parametrize("places", in_parts(*PATHS))
 def test_no_part_holds_many_times_the_body(writes: Measured, places: Sequence[Place]) -> None:
     check(places, partial(grown, writes))
+
+
+@pytest.mark.parametrize("places", in_parts(*PATHS, of=NUMBER_PLACES))
+def test_nor_of_a_small_body_with_a_large_number(writes: Measured, places: Sequence[Place]) -> None:
+    check(places, partial(large, writes))
 
 
 @pytest.mark.parametrize("places", in_parts(*LINES))
@@ -341,7 +368,8 @@ def test_nor_of_the_lines_of_a_batch(writes: Measured, places: Sequence[Place]) 
 
 
 def test_every_route_is_tried() -> None:
-    assert {*PATHS} - VECTORS == {
+    assert {*PATHS} == {
+        *("/v1/embeddings", "/v1/score", "/v1/rerank"),
         *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/chat/completions", "/v1/completions"),
         *("/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize", "/v1/batches"),
     }, "a new route is tried too, or named above"

@@ -215,6 +215,20 @@ def test_a_head_scores_each_pair(text: TextModel, names: tuple[str, str]) -> Non
     assert [(it["object"], it["index"]) for it in answer["data"]] == [("score", 0), ("score", 1)]
 
 
+@pytest.mark.parametrize("path", ["/v1/score", "/v1/rerank"])
+def test_a_long_text_does_not_stand_in_many_pairs(text: TextModel, path: str) -> None:
+    """A small body would take much memory; a few pairs, and documents as long as the query, may be as long as ever."""
+    gateway, query = gateway_of(text, SCORES), "the sea is calm " * 25
+    one, several = ("text_1", "text_2") if path == "/v1/score" else ("query", "documents")
+    many: dict[str, Any] = {one: query, several: ["a"] * 2_000}
+    error = refused(gateway, path, **many)
+    assert "pairs have" in error["message"]
+    assert "send fewer at a time" in error["message"]
+    assert not gateway.owner.opened
+    ask(gateway, path, **many | {several: ["a"] * 20})
+    assert len(gateway.owner.opened) == 20
+
+
 def test_without_a_head_the_score_is_a_cosine(text: TextModel) -> None:
     gateway = gateway_of(text)
     answer = ask(gateway, "/score", text_1=["Hi", "Hello"], text_2=["Hello", "Hi"])

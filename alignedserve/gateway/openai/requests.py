@@ -228,6 +228,7 @@ def request_of(
         salt=origin.caller.salt_with(body.cache_salt),
         weight=origin.caller.weight,
         adapter=origin.adapter,
+        is_metered=True,
         **rest,
     )
 
