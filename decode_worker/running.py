@@ -90,6 +90,7 @@ class Stepping(WorkerPart):
         if selection is None:
             return before
         self._counts.count_decodes(selection.decodes)
+        self._shares.count(selection, self._here.running_of)
         before += self._memory.orders()
         decodes = decodes_of(selection.decodes)
         self._all_run = len(decodes) == len(self._here.residents)

@@ -9,24 +9,30 @@ callers with 160 requests each, and weights 3 and 1, the first has 48 seats and 
     a request beyond the seats      is served like best-effort requests (Yielding), and may lose the seat
     a prompt beyond the step        comes behind all other real-time requests
 
-Best-effort requests share the seats that they have now, and one more. A caller that has its part of these comes behind
-the others. For example, if caller A has all 10 and the next document of caller B waits, the document of B comes first.
+Documents go by a clock of the tokens that each caller was served (Sheng et al., OSDI 2024). While documents of several
+callers wait, the next document is of the caller with the least count, by weight; a token of an output counts as two of
+a prompt. For example, caller A asks for long outputs and caller B for short ones: both get as many tokens in all, and B
+more of prompts. A caller that comes starts at the least count of those that wait, so nobody saves up service. Once no
+document waits, all counts end.
 
 Gain: not weighed alone; docs/notebook/gateway.md has first tokens beside the floods of another key.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
-from alignedserve.core import ServiceClass
+from alignedserve.core import Chunk, ServiceClass
 from alignedserve.scheduling.dues import TokenPromise, Yielding
 from alignedserve.scheduling.parts import part_of_one
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.view import PlannedStep
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
+
+_OUTPUT = 2  # tokens of a prompt that a token of an output counts as
 
 
 class CallerShares:
@@ -34,10 +40,12 @@ class CallerShares:
         self._seats, self._pace, self._waiting = seats, pace, waiting
         self._yielding: dict[WorkerRequest, None] = {}
         self._behind: dict[WorkerRequest, None] = {}
+        self._served: dict[str, float] = {}  # tokens by weight, by caller; empty where no two callers' documents wait
+        self._waited = frozenset[str]()  # callers with documents that waited when the last step was planned
 
     def divide(self, seated: Sequence[WorkerRequest]) -> Sequence[WorkerRequest]:
         """Make requests beyond a caller's part yield; return the requests that begin or cease to yield."""
-        self._waiting.put_behind(self._with_their_part(seated))
+        self._waiting.put_behind(self._with_more())
         if not (self._waiting.callers or self._yielding or self._behind):
             return ()
         yielding, behind = self._beyond(seated)
@@ -53,18 +61,29 @@ class CallerShares:
         self._yielding, self._behind = yielding, behind
         return changed
 
-    def _with_their_part(self, seated: Sequence[WorkerRequest]) -> frozenset[str]:
-        """Return the callers that have their part of the best-effort seats, where several callers wait."""
-        waiting = self._waiting.documents
-        if len(waiting) < 2:
+    def count(self, selection: PlannedStep, running_of: Callable[[Chunk], WorkerRequest]) -> None:
+        """Count the tokens of a step for the callers of its documents, while documents of several callers wait."""
+        if not self._served:
+            return
+        parts = [(running.request, _OUTPUT) for running in selection.decodes]
+        parts += [(running_of(chunk).request, len(chunk.tokens)) for chunk in selection.chunks]
+        for request, tokens in parts:
+            if request.service is ServiceClass.BE:
+                self._served[request.caller] = self._served.get(request.caller, 0.0) + tokens / request.weight
+
+    def _with_more(self) -> frozenset[str]:
+        """Return the callers with documents that wait, but for those that were served least."""
+        waiting, served = self._waiting.documents, self._served
+        if not waiting or (len(waiting) == 1 and not served):
+            served.clear()
             return frozenset()
-        there = [running.request for running in seated if running.request.service is ServiceClass.BE]
-        seats = Counter(request.caller for request in there)
-        weights = {request.caller: request.weight for request in there}
-        weights |= {caller: next(iter(prompts)).request.weight for caller, prompts in waiting.items()}
-        wanted = [(seats[caller] + len(waiting.get(caller, ())), weight) for caller, weight in weights.items()]
-        one = part_of_one(wanted, len(there) + 1)
-        return frozenset(caller for caller in waiting if seats[caller] >= one * weights[caller])
+        least = min((served[caller] for caller in waiting if caller in served and caller in self._waited), default=0.0)
+        for caller in waiting:
+            if caller not in self._waited or caller not in served:
+                served[caller] = max(least, served.get(caller, 0.0))
+        self._waited = frozenset(waiting)
+        least = min(served[caller] for caller in waiting)
+        return frozenset(caller for caller in waiting if served[caller] > least)
 
     def _beyond(self, seated: Sequence[WorkerRequest]) -> tuple[dict[WorkerRequest, None], dict[WorkerRequest, None]]:
         """Return the requests beyond a caller's part of the seats, and the prompts beyond a caller's part of a step."""

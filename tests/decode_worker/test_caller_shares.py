@@ -176,8 +176,11 @@ def documents(caller: str, number: int = FLOOD, prompt: int = 4, weight: int = 1
     return [replace(of(caller, one), weight=weight) for one in asked]
 
 
-def seats_of(device: Device, caller: str) -> int:
-    return sum(name.startswith(caller) for name in parts(device.plans[-1]))
+def served(device: Device, caller: str, plans: slice = slice(None)) -> int:
+    """Return how many tokens a caller has had: of prompts, and of outputs twice."""
+    done = device.plans[:-1][plans]
+    prompts = sum(len(chunk.tokens) for plan in done for chunk in plan.chunks if chunk.request.startswith(caller))
+    return prompts + 2 * sum(decode.request.startswith(caller) for plan in done for decode in plan.decodes)
 
 
 def test_a_document_does_not_wait_for_anothers_flood_of_shorter_ones() -> None:
@@ -194,16 +197,31 @@ def test_a_document_does_not_wait_for_anothers_flood_of_shorter_ones() -> None:
     assert device.said == {"bob": 4, **{f"ann{at}": 30 for at in range(FLOOD)}}
 
 
-@pytest.mark.parametrize(("weight", "seats"), [(1, 1 / 2), (3, 1 / 4)])
-def test_callers_have_their_parts_of_the_seats_whatever_the_lengths_of_their_documents(
-    weight: int, seats: float
+@pytest.mark.parametrize("weight", [1, 3])
+@pytest.mark.parametrize(("prompt", "tokens"), [(24, 30), (4, 3), (24, 3)])
+def test_callers_are_served_as_many_tokens_whatever_the_lengths_of_their_documents(
+    weight: int, prompt: int, tokens: int
 ) -> None:
-    device, had = Device(DEFAULT, replace(ROOMY, max_batch=8)), list[int]()
-    device.ask(*documents("ann", 80, weight=weight), *documents("bob", 80, prompt=24))
+    """By seats alone, a caller of short outputs has more prompts in the steps; and documents that end together leave
+    all seats to the shortest. Counts differ by what all seats hold, since these may come free at once."""
+    device = Device(DEFAULT, replace(ROOMY, max_batch=8))
+    device.ask(*documents("ann", 200, weight=weight, tokens=40), *documents("bob", 1_500, prompt, tokens=tokens))
     for _ in range(400):
         device.step()
-        had.append(seats_of(device, "bob"))
-    assert sum(had[100:]) / 300 == pytest.approx(8 * seats, abs=1.0)
+    assert served(device, "ann") == pytest.approx(weight * served(device, "bob"), abs=8 * (4 + 2 * 40))
+
+
+def test_a_caller_that_comes_has_saved_up_nothing() -> None:
+    """It has not waited, so the others' documents go on beside its own."""
+    device = Device(DEFAULT, replace(ROOMY, max_batch=8))
+    device.ask(*documents("ann", 100), *documents("bob", 100))
+    for _ in range(200):
+        device.step()
+    device.ask(*(replace(one, arrival_at=device.now) for one in documents("cat", 100)))
+    for _ in range(200):
+        device.step()
+    ann, bob, cat = (served(device, caller, slice(200, 400)) for caller in ("ann", "bob", "cat"))
+    assert cat == pytest.approx((ann + bob) / 2, rel=0.2)
 
 
 def test_documents_of_one_caller_go_the_shortest_first_again_when_others_have_gone() -> None:
