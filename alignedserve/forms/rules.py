@@ -11,7 +11,7 @@ HIDDEN = "hidden"  # the form of a request that is kept as hidden vectors (core.
 
 
 class Layout(str, Enum):
-    """The rule of which requests' tokens share a block."""
+    """The rule that says which requests may have tokens in the same block."""
 
     PLAIN = "plain"  # a block holds tokens of one request
     BIDIRECTIONAL = "bidirectional"  # a real-time request from the left, a best-effort one from the right (BROS §5)

@@ -188,7 +188,7 @@ class Owner(NoHands):
 
 
 class Settles:
-    """Whom to tell what requests have used that end early. Only the event loop may call this."""
+    """Tells the makers of requests what these have used, also after a request's early end. For the event loop alone."""
 
     def __init__(self) -> None:
         self._open: dict[str, Settle] = {}  # by request

@@ -191,7 +191,7 @@ def _move(unsent: dict[socket.socket, memoryview], unread: dict[socket.socket, m
 
 
 def _moved(move: Callable[[socket.socket, memoryview], int], left: dict[socket.socket, memoryview]) -> int:
-    """Move what can be moved at once, and return how many have moved; what is through leaves `left`."""
+    """Move the bytes that need no wait. Return how many connections moved some; a finished connection leaves `left`."""
     num_moved = 0
     for peer, view in [*left.items()]:
         try:
