@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, redirect_stderr, suppress
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
+from alignedserve.gateway.access.keys import EVERY_SCOPE, Limits, make_key
 from tests import times
 from tests.conftest import timed
 from tests.end_to_end.client import reference
 from tests.end_to_end.deployment import BACK_S, LOCAL, NONE_ON_RAY, TOPOLOGIES, Deployment, Kind, deployed, wait_until
 from tests.rare import rarely
+
+Keys: TypeAlias = tuple[Path, Mapping[str, str]]  # a file of keys, and each by its name
+
+
+def make_keys(folder: Path, *names: str) -> Keys:
+    """Write a file of these keys, which may do everything, without limits."""
+    path = folder / "keys.yaml"
+    return path, {name: make_key(path, name, EVERY_SCOPE, Limits()) for name in names}
 
 
 @pytest.fixture(params=TOPOLOGIES)

@@ -5,27 +5,25 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from alignedserve.gateway.access.keys import Limits, Scope, make_key
 from tests.end_to_end.client import client
+from tests.end_to_end.conftest import Keys, make_keys
 from tests.end_to_end.deployment import ANSWER_S, BACK_S, Deployment, deployed, wait_until
 
 BODY = {"model": "demo", "stop": [], "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, str]]:
-    path = tmp_path_factory.mktemp("keys") / "keys.yaml"
-    return path, {name: make_key(path, name, Scope, Limits()) for name in ("ann", "bob")}
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return make_keys(tmp_path_factory.mktemp("keys"), "ann", "bob")
 
 
 @pytest.fixture(scope="module")
-def parted(keys: tuple[Path, Mapping[str, str]]) -> Iterator[Deployment]:
+def parted(keys: Keys) -> Iterator[Deployment]:
     with deployed("--keys-file", str(keys[0]), topology="1+1") as deployment:
         yield deployment
 
@@ -42,9 +40,7 @@ async def _costs(url: str, headers: Mapping[str, str], bodies: list[dict[str, An
         return [answer.json()["usage"]["cost"] for answer in await asyncio.gather(*asked)]
 
 
-def test_what_all_keys_are_charged_with_is_what_the_workers_used(
-    parted: Deployment, keys: tuple[Path, Mapping[str, str]]
-) -> None:
+def test_what_all_keys_are_charged_with_is_what_the_workers_used(parted: Deployment, keys: Keys) -> None:
     charged = dict[str, tuple[float, float]]()
     for number, (name, key) in enumerate(keys[1].items()):
         bodies = [
@@ -72,9 +68,7 @@ def test_what_all_keys_are_charged_with_is_what_the_workers_used(
     assert in_all_joules == pytest.approx(in_steps, rel=0.3)  # of few seconds; lab/benchmarks/charged.py is exact
 
 
-def test_every_interface_and_the_story_of_a_request_tell_its_cost(
-    parted: Deployment, keys: tuple[Path, Mapping[str, str]]
-) -> None:
+def test_every_interface_and_the_story_of_a_request_tell_its_cost(parted: Deployment, keys: Keys) -> None:
     headers = {"Authorization": f"Bearer {keys[1]['ann']}"}
 
     def post(path: str, **fields: Any) -> Any:

@@ -5,17 +5,16 @@ None is refused, lost or broken, and no part ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from random import Random
 
 import pytest
 
 from alignedserve.bench.wording import WordWording
-from alignedserve.gateway.access.keys import EVERY_SCOPE, Limits, make_key
 from alignedserve.lab.benchmarks.common.serving import parts_under, played
 from alignedserve.lab.benchmarks.hostile import FLOODS, LOADS, flooding
 from alignedserve.loads.figures.request_figures import finished
+from tests.end_to_end.conftest import Keys, make_keys
 from tests.end_to_end.deployment import Deployment, deployed
 from tests.rare import rare
 
@@ -23,22 +22,19 @@ CHATS = "sizes:prompt=1,output=8,rate=4,cv=0,num_requests=12"
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, str]]:
-    path = tmp_path_factory.mktemp("keys") / "keys.yaml"
-    return path, {name: make_key(path, name, EVERY_SCOPE, Limits()) for name in ("flood", "chats")}
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return make_keys(tmp_path_factory.mktemp("keys"), "flood", "chats")
 
 
 @pytest.fixture(scope="module")
-def deployment(keys: tuple[Path, Mapping[str, str]]) -> Iterator[Deployment]:
+def deployment(keys: Keys) -> Iterator[Deployment]:
     with deployed("--keys-file", str(keys[0]), "--served-model-name", "measured") as found:
         yield found
 
 
 @rare
 @pytest.mark.parametrize("flood", [*FLOODS, *LOADS])
-def test_another_keys_chats_are_served(
-    deployment: Deployment, keys: tuple[Path, Mapping[str, str]], flood: str
-) -> None:
+def test_another_keys_chats_are_served(deployment: Deployment, keys: Keys, flood: str) -> None:
     parts = parts_under(deployment.process.pid)
     with flooding(flood, deployment.url, keys[1]["flood"]):
         chats = played(deployment.url, CHATS, WordWording(Random()), api_key=keys[1]["chats"])
