@@ -50,7 +50,7 @@ class Subject:
     dtype: str
     tensor_parallel: int
     version: str  # of AlignedServe
-    kernels: str  # name of the kernels, and a digest of their sources
+    kernels: str  # name of the kernels, a digest of their sources, and over what ranks talk
 
     @property
     def is_processor(self) -> bool:

@@ -255,13 +255,14 @@ def _link(times: Sequence[tuple[int, float]]) -> Link:
 def subject_of(engine: Engine, folder: Path) -> Subject:
     """Return the model, device and software that a profile of this engine is valid for."""
     threads = torch.get_num_threads()
+    talk = "" if engine.ranks.size == 1 else f", ranks over {'NCCL' if engine.device.type == 'cuda' else 'sockets'}"
     return Subject(
         model=fingerprint(folder),
         device=name_of(engine.device) or f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}",
         dtype=engine.numbers_as,
         tensor_parallel=engine.ranks.size,
         version=_version(),
-        kernels=engine.kernels,
+        kernels=engine.kernels + talk,
     )
 
 

@@ -18,6 +18,7 @@ from alignedserve.cost.fit import Point
 from alignedserve.cost.model import Kind, Route
 from alignedserve.cost.profile import Subject, load
 from alignedserve.cost.trials import Bounds, Trial, random_trials, trials
+from alignedserve.engine.device.ranks import RankLinks
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.profiling import (
     Meter,
@@ -340,6 +341,17 @@ def test_a_broken_profile_is_measured_anew(engine: Engine, tmp_path: Path) -> No
         sample.shape for sample in first
     ]
     assert len(load(path).points) == len(first)
+
+
+def test_the_subject_names_over_what_ranks_talk(
+    engine: Engine, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of two ranks take other times over another library."""
+    two = RankLinks()
+    two.size = 2
+    monkeypatch.setattr(engine, "ranks", two)
+    subject = subject_of(engine, folder_of("gqa-untied"))
+    assert (subject.tensor_parallel, subject.kernels) == (2, f"{engine.kernels}, ranks over sockets")
 
 
 def test_the_subject_names_model_device_and_type(engine: Engine, folder_of: Callable[[str], Path]) -> None:
