@@ -9,6 +9,7 @@ from itertools import chain
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.forms.memory.two_ended import slots_of
 from alignedserve.protocol.messages import Attempt
+from alignedserve.worker.step.blocks import NamedBlocks
 
 
 def blocks_of(core: DecodeCore) -> list[int]:
@@ -20,14 +21,15 @@ def blocks_of(core: DecodeCore) -> list[int]:
         return [*slots.free, *slots.taken, *of_forms]
     taken = [*memory.steps.left, *(running.blocks for running in (*here.occupants(), *here.abandoned))]
     blocks = [*memory.blocks.free, *chain.from_iterable(taken)]
-    if more_readers := memory.blocks.more_readers:
+    if isinstance(memory.blocks, NamedBlocks) and (more_readers := memory.blocks.more_readers):
         blocks = list((Counter(blocks) - Counter(more_readers)).elements())
     return [*blocks, *of_forms]
 
 
 def kept_blocks(core: DecodeCore) -> Collection[int]:
     """Return the blocks of full pages: nothing is written to them any more."""
-    return core.memory.blocks.kept
+    blocks = core.memory.blocks
+    return blocks.kept if isinstance(blocks, NamedBlocks) else ()
 
 
 def holds_of(core: DecodeCore) -> set[Attempt]:

@@ -88,7 +88,9 @@ class Buffers(FormPart):
         }
 
     def act(self, now: float) -> list[Command]:
-        return [*self._make_place(), *self._announce_again()]
+        """Make place for prompts; tell all decode workers again what is here, where the message may have been lost."""
+        commands, again, self._is_to_repeat = self._make_place(), self._is_to_repeat, False
+        return [*commands, *self._announce_all(self._buffers)] if again else commands
 
     @property
     def held(self) -> Mapping[str, int]:
@@ -152,13 +154,6 @@ class Buffers(FormPart):
 
     def ask_again(self) -> None:
         self._is_to_repeat = True
-
-    def _announce_again(self) -> list[Command]:
-        """Tell all decode workers again what is here, where the message may have been lost."""
-        if not self._is_to_repeat:
-            return []
-        self._is_to_repeat = False
-        return self._announce_all(self._buffers)
 
     def repeat(self, to: str) -> list[Command]:
         return self._announce_all(buffer for buffer in self._buffers if buffer.decode.name == to)

@@ -47,16 +47,6 @@ class Blocks:
         """Return how many of these blocks of a request are free once given back."""
         return len(blocks)
 
-    @property
-    def kept(self) -> Collection[int]:
-        """Return the blocks that nothing may be written to, since requests read these blocks, or may come to."""
-        return ()
-
-    @property
-    def more_readers(self) -> Sequence[int]:
-        """Return the blocks with several readers, each block once per reader beside the first: three readers, twice."""
-        return ()
-
 
 class BlockOwner(Protocol):
     prefix: int  # tokens with KV
@@ -228,10 +218,12 @@ class NamedBlocks(Blocks):
 
     @property
     def kept(self) -> Collection[int]:
+        """Return the blocks that nothing may be written to, since requests read these blocks, or may come to."""
         return self._pages.keys()
 
     @property
     def more_readers(self) -> Sequence[int]:
+        """Return the blocks with several readers, each block once per reader beside the first: three readers, twice."""
         return [block for block in self._shared for _ in range(self._pages[block].num_readers - 1)]
 
     # --- Pages
