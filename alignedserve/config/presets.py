@@ -1,7 +1,7 @@
 """Presets: schedules by name, ours and other systems', to be compared on real workers and simulated.
 
 A preset replaces defaults; `--set path=value`, a file and a variable outweigh it. `alignedserve presets` prints all of
-them. A comment cites the paper, and `differs` says what settings cannot express of the system.
+them. `source` cites the paper, whose rules stand in alignedserve/schedulers/; `differs` says what is not as there.
 """
 
 from __future__ import annotations
@@ -114,7 +114,6 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "fcfs": Preset(
             "first come, first served: decodes, and chunks of prompts beside them; memory for the longest output", _FCFS
         ),
-        # PagedAttention (SOSP 23) §4.5: the newest request gives up all memory first, and is recomputed later.
         "vllm-fcfs": Preset(
             "vLLM without chunked prefill (its V0): whole prompts alone whenever one fits, else decodes",
             {**_FCFS, **_GROWING, **_RECOMPUTES, "schedule.chunking": "none", "engine.max_step_tokens": 8192},
@@ -125,22 +124,19 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             {**_FCFS, **_GROWING, **_RECOMPUTES, "engine.max_step_tokens": 2048},
             source="vLLM V1",
         ),
-        # Orca (OSDI 22) §4.1 iteration-level scheduling, §4.2 slots for max_tokens; batch and 8K as in BROS §7.
-        # Its selective batching, whole prompts beside decodes, is a budget that cuts no prompt.
+        # 8 in a step, and 8K, as in BROS §7; the budget is so large that no prompt is cut.
         "orca": Preset(
             "Orca: by arrival, 8 in a step, whole prompts beside decodes; memory for 8,192 tokens each",
             {**_FCFS, **_NEW, **_ORCA_MEMORY, "engine.max_batch": 8, "engine.max_step_tokens": 8192},
             source="Orca §4.1, §4.2",
             differs="8,192 tokens are reserved for each request, or all of a smaller device",
         ),
-        # Sarathi-Serve (OSDI 24) §4.3, Algorithm 3.
         "sarathi": Preset(
             "Sarathi-Serve: decodes, running chunks, then new ones, in fixed 512 tokens; several long prompts at once",
             {**_FCFS, **_GROWING, **_RECOMPUTES, **_NEW, "engine.max_step_tokens": 512},
             source="Sarathi-Serve §4.3",
             differs="its budget is 512; how it is found (by profiling, for each TBT) is missing",
         ),
-        # DeepSpeed-FastGen (2024) §3.B, dynamic SplitFuse.
         "fastgen": Preset(
             "DeepSpeed-FastGen: the same 512 tokens filled by splitting and composing prompts; memory chunk by chunk",
             {**_FCFS, **_RECOMPUTES, **_NEW, "schedule.room": "chunks", "engine.max_step_tokens": 512},
@@ -167,13 +163,11 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             source="DistServe §4.3",
             differs="its search for the number of workers and their parallelism is missing",
         ),
-        # BROS compares with this (§6.1): two queues, whose steps take turns.
         "round-robin": Preset(
             "real-time and best-effort requests in alternate steps, each by arrival; the newest request is recomputed",
             {**_FCFS, **_GROWING, **_RECOMPUTES, **_NEW, "schedule.scheduler": "round_robin"},
             source="BROS §7.1",
         ),
-        # TGI's router: waiting prompts interrupt decodes when they are 1.2 times as many as those, or after 20 steps.
         "tgi": Preset(
             "TGI: by arrival, whole prompts first, as soon as 1.2 times as many prompts wait as requests decode",
             {**_FCFS, **_NEW, "schedule.scheduler": "tgi", "schedule.chunking": "none", "schedule.waiting_ratio": 1.2}
@@ -181,7 +175,6 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             source="text-generation-inference, waiting_served_ratio and max_waiting_tokens",
             differs="memory is given when a prompt waits for its step, not with the step",
         ),
-        # ALISE and FastServe compare with it.
         "mlfq": Preset(
             "five levels by tokens already served, no prediction; the request served most is recomputed",
             {**_FCFS, **_GROWING, **_RECOMPUTES, **_NEW, "schedule.scheduler": "mlfq"},
@@ -206,7 +199,6 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             source="AlignedServe §3.2-3.4",
             differs="a batch slides to the tightest lengths near it; the longest wait of a node is 30 s",
         ),
-        # BROS §4.2 (packing), §5 (blocks from both ends).
         "bros": Preset(
             "BROS: urgent real-time first, best-effort in what is left; blocks from both ends",
             {**_BROS, "schedule.blocks": "bidirectional"},
@@ -262,7 +254,6 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             {**_APT_SERVE, "schedule.chunking": "fixed", "engine.max_step_tokens": 512},
             source="Apt-Serve §6.7",
         ),
-        # AccelGen §4.2 to §4.4. Nothing measures preemption times; memory goes by arrival.
         "accelgen": Preset(
             "AccelGen: budget by the tightest deadline, order by slack, best fit of tokens and memory; its formulas",
             _ACCELGEN,

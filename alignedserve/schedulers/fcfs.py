@@ -50,9 +50,9 @@ def decodes_first(view: StepView) -> PlannedStep:
     """Fill a step with all decodes, and with chunks of prompts in the tokens that are left.
 
     Sarathi-Serve (§4.3, Algorithm 3): first all running decodes, then prompts that have begun, then new prompts.
-    FastGen (§3.B): long prompts are split and short prompts composed, to fill a fixed number of tokens. Orca (§4.2):
-    whole prompts beside decodes, with so large a budget that no prompt is cut. Only the last prompt of a step is cut. A
-    prompt that may not be cut and does not fit becomes the first prompt of the next step.
+    DeepSpeed-FastGen (§3.B): long prompts are split and short prompts composed, to fill a fixed number of tokens.
+    Orca (§4.1): requests join and leave between any two steps, and whole prompts run beside decodes. Only the last
+    prompt of a step is cut. A prompt that may not be cut and does not fit becomes the first prompt of the next step.
     """
     at, chunks = view.at, list[Chunk]()
     budget = at.room - len(view.decodes)

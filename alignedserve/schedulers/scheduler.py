@@ -76,7 +76,9 @@ class Scheduler(ABC):
     def leaving(
         self, prompts: Sequence[WorkerRequest], decodes: Sequence[WorkerRequest], at: StepContext
     ) -> WorkerRequest:
-        """Return the request that leaves for lack of memory; prompts and decodes come in the order of seating."""
+        """Return the request that leaves for lack of memory; prompts and decodes come in the order of seating.
+
+        The newest gives up all its memory first (PagedAttention §4.5)."""
         return (prompts or decodes)[-1]
 
 
