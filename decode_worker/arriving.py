@@ -15,10 +15,11 @@ from alignedserve.protocol.cancelled import CancelledAttempts
 from alignedserve.protocol.commands import Command, CopyIn, PrepareSyntax, Send
 from alignedserve.protocol.events import CopiedIn, MemberJoined, MemberLost, Received, SyntaxReady
 from alignedserve.protocol.messages import AskBatch, Attempt, Batch, Cancel, Decline, Kept, Member, Offer, Release
-from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Grouping, Room
-from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.part import Worker, WorkerPart
+from alignedserve.worker.requests import PRESENT
+from alignedserve.worker.setup import running_of
+from alignedserve.worker.step.moves import JoinCandidate
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
@@ -52,7 +53,6 @@ class Intake(WorkerPart):
 
     def pool_lost(self, event: MemberLost, now: float) -> None:
         self._asked = None
-        self._transfers.pool_lost()
         self._note_lost(self._candidates.pool_lost())
 
     def _note_lost(self, attempts: list[Attempt]) -> None:
@@ -71,30 +71,48 @@ class Intake(WorkerPart):
         pool, is_request = frame.sender, batch.is_pinned or batch.is_dynamic
         if not is_request and batch.entries:
             self._batch.comes([entry.num_held for entry in batch.entries])
-        here, over = dict(sorted(self._here.attempts())), list[Command]()
+        over = list[Command]()
         for entry in batch.entries:
             key = name, attempt = entry.request.id, entry.request.attempt
-            if here.get(name, -1) > attempt:
+            newest = self._here.newest(name)
+            if newest > attempt:
                 over.append(Send(pool, Release(name, attempt)))
                 continue
             self._holds.add(key)
-            if here.get(name) == attempt:
-                self._candidates.has_pages(key, entry)
-                self._here.transfers.has_pages(key, entry.pages)
+            if newest == attempt:
+                self._note_pages(key, entry)
             else:
                 found_for = self._batch.tag(entry.num_held, self._here.with_kv) if batch.is_dynamic else 0
                 number = 0 if is_request else self._batch.num_batches
-                over += self._add(entry, None, batch.is_pinned, now, batch=number, found_for=found_for)
+                over += self._add(entry, None, now, batch.is_pinned, number, found_for)
         return over
 
+    def _note_pages(self, attempt: Attempt, entry: Entry) -> None:
+        """Note the pool's pages of this attempt; a candidate that did not leave here has no more KV than these hold."""
+        running = self._here.find_attempt(attempt, State.CANDIDATE, State.RECEIVING)
+        candidate = None if running is None else running.candidate
+        if candidate is None or candidate.is_evicted:
+            return
+        candidate.came = entry
+        if candidate.transfer is None:
+            self._memory.resume(candidate.running, entry)
+            candidate.source = None if candidate.partner is None else candidate.source
+
     def _add(
-        self, entry: Entry, source: Member | None, is_pinned: bool, now: float, batch: int = 0, found_for: int = 0
+        self,
+        entry: Entry,
+        source: Member | None,
+        now: float,
+        is_pinned: bool = False,
+        batch: int = 0,
+        found_for: int = 0,
     ) -> list[Command]:
         """Add a candidate, which joins once its syntax is compiled."""
-        due = promise(entry.request, self._policy, len(entry.output), entry.due)
-        due.served(now)  # the request waits from now on
-        due_at = due.due_at(now)
-        candidate = JoinCandidate(entry, source, is_pinned, due, due_at, now, batch, found_for)
+        running = running_of(self._policy, entry.request, entry.output, entry.due)
+        self._memory.resume(running, entry)
+        running.promise.served(now)  # the request waits from now on
+        due_at = running.promise.due_at(now)
+        candidate = JoinCandidate(running, entry, source, due_at, now, is_pinned, batch, found_for)
         sender = source or self._pool.member
         how = "pinned" if is_pinned else "in a batch" if batch else "for the running batch" if found_for else "offered"
         name, ahead = "" if sender is None else sender.name, len(self._candidates)
@@ -107,14 +125,17 @@ class Intake(WorkerPart):
     def note_copy(self, kept: Kept, frame: Received, now: float) -> list[Command]:
         """Note that the pool holds the first pages of a request: only what comes after is still to be written."""
         attempt = (kept.request, kept.attempt)
-        if attempt not in self._here.attempts():
+        running = self._here.find_attempt(attempt, *PRESENT)
+        if running is None:
             return self._holds.decline(attempt, now)
-        having = (*self._here.occupants(), *self._here.among(State.CANDIDATE), *self._queue.waiting.named(kept.request))
-        running = next((running for running in having if running.key == attempt), None)
         self._holds.add(attempt)  # released too where the copy under way is wanted no more
-        if running is not None and running.num_lost:
+        if running.state in (State.COMPILING, State.ASKING, State.LEAVING):
+            return []
+        if running.state is State.CANDIDATE and not (running.candidate and running.candidate.is_evicted):
+            return []  # the candidate came with all pages
+        if running.num_lost:
             return self._holds.release(attempt)
-        if running is not None and not self._writer.num_written(running):
+        if not self._writer.num_written(running):
             full = len(running.request.tokens) // self._limits.page_size  # of the prompt, as it was handed on
             running.kept_in_pool(kept.pages[:full], kept.names[:full])
         return []
@@ -127,17 +148,15 @@ class Intake(WorkerPart):
         The sender repeats the offer until the request is pulled, or until the sender has an answer."""
         entry, sender = offer.entry, frame.sender
         source, name, attempt = self._candidates.peers.get(sender), entry.request.id, entry.request.attempt
-        here = max((known for request, known in self._here.attempts() if request == name), default=-1)
-        if here >= attempt or self._here.transfers.has_come((name, attempt)):
-            receiving = [running.key for running in self._here.among(State.RECEIVING)]
-            is_asked = (name, attempt) in (*receiving, *(candidate.key for candidate in self._candidates.waiting))
+        if self._here.newest(name) >= attempt or self._transfers.has_come((name, attempt)):
+            is_asked = self._here.find_attempt((name, attempt), State.CANDIDATE, State.RECEIVING) is not None
             return [] if is_asked else [Send(sender, Cancel(name, attempt))]  # the sender has nothing to send any more
         if (name, attempt) in self._cancelled:
             return [Send(sender, Cancel(name, attempt))]  # the sender may not have heard of the end
         is_taken = not offer.has_pool or self._has_room_beyond(entry)
         if source is None or self._here.is_retiring or not is_taken:
             return [Send(sender, Decline(name, attempt))]
-        return self._add(entry, source, False, now)
+        return self._add(entry, source, now)
 
     def _has_room_beyond(self, entry: Entry) -> bool:
         """Return whether there is room for this entry and for all candidates that wait already."""
@@ -147,8 +166,8 @@ class Intake(WorkerPart):
         if here.num_seated + len(waiting) >= self._limits.max_batch:
             return False
         is_whole, size = self._policy.room is Room.WHOLE, self._limits.block_size
-        entries = (entry, *(candidate.entry for candidate in waiting.waiting))
-        tokens = [taken.request.most_tokens if is_whole else taken.num_held + 1 for taken in entries]
+        taken = (entry, *here.among(State.CANDIDATE))
+        tokens = [of.request.most_tokens if is_whole else of.num_held + 1 for of in taken]
         return sum([units_for(each, size) for each in tokens]) <= self._memory.num_free
 
     # --- The room for more, as the pool is told

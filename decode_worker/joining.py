@@ -8,12 +8,12 @@ from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, ReceiveKv, Send
 from alignedserve.protocol.events import KvReceived
 from alignedserve.protocol.messages import Decline
+from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.slo import Rank, Standing, Work
-from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.part import Worker, WorkerPart
+from alignedserve.worker.step.moves import JoinCandidate
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
-from alignedserve.worker.transfers import IncomingTransfer
 
 
 class Joining(WorkerPart):
@@ -34,17 +34,14 @@ class Joining(WorkerPart):
         prompts come after. A candidate that had to leave joins again when another request has ended: otherwise the two
         would take turns."""
         first = self._candidates.first(now)
-        if first is None or (first.evicted is not None and self._here.is_short) or self._here.is_reserved:
+        if first is None or (first.is_evicted and self._here.is_short) or self._here.is_reserved:
             return None
         if (levels := self._scheduler.levels) is not None:  # a prompt of a higher level may wait for memory
             at = self._memory.context(now)
             prompt = levels.first_waiting(self._queue.waiting, at)
-            is_before = prompt is not None and levels.level(prompt, at) < levels.level(self._as_running(first), at)
+            is_before = prompt is not None and levels.level(prompt, at) < levels.level(first.running, at)
             return None if is_before else first
         return None if self._queue.waiting.come_first and not (first.is_pinned or first.is_rt) else first
-
-    def _as_running(self, candidate: JoinCandidate) -> WorkerRequest:
-        return candidate.as_running(self._policy, self._limits.page_size)
 
     def takes_prompts(self, now: float) -> bool:
         """Return whether prompts may be seated on free memory: no candidate waits, and no request just left."""
@@ -74,7 +71,7 @@ class Joining(WorkerPart):
                 self._steps.number, lambda requests: sort(requests, lambda of: self._standing(of, now), times, late)
             )
         while (first := self.next_candidate(now)) is not None:
-            running = self._as_running(first)
+            running = first.running
             room = self._memory.room_for(running)
             if self.cannot_wait(first, now):
                 commands += self._leaving.yield_to(running, room, now)
@@ -85,29 +82,33 @@ class Joining(WorkerPart):
             memory, is_pooled = self._memory, first.source is None
             if not (memory.seat_beside_others(running, has_kv=True) if is_pooled else memory.seat(running, room)):
                 break
-            self._candidates.take(first)
+            if is_pooled:
+                self._candidates.forget_copy(first)
+            if not first.is_evicted:  # the wait here is over: what it did to the promise is forgotten
+                due = promise(running.request, self._policy, len(running.output), first.came.due)
+                self._queue.waiting.set_promise(running, due)
             source = first.source or self._pool.member
             self._decisions.note(Kind.JOINING, running.request, "" if source is None else source.name, running.prefix)
             running.came_with(running.prefix)
             self._tag(first, running, now)
-            if first.is_rt and first.evicted is None:
+            if first.is_rt and not first.is_evicted:
                 self._pace.coming.joined(running.request.slo.tbt_s, now)
             commands += self._here.drop(first.key[0], first.key[1] - 1)
             if first.source is None:
-                commands += self.seats.copy_in(running, first.entry.pages, running.fetched_from)
+                commands += self.seats.copy_in(running, first.came.pages, running.fetched_from)
             else:  # the prefill worker is to send the KV to the blocks of the request
                 self._here.move(running, State.RECEIVING)
-                transfer = self._transfers.begin(first, running, first.source)
-                if first.evicted is None:
+                number = self._transfers.begin(first, first.source)
+                if not first.is_evicted:
                     self._notes.note("joined", first.key)  # from now on lost with this worker
-                receive = ReceiveKv(transfer.number, first.source.holder, running.blocks, running.kept_tokens)
-                commands += (receive, transfer.pull)
+                receive = ReceiveKv(number, first.source.holder, running.blocks, running.kept_tokens)
+                commands += (receive, first.pull)
         return commands
 
     def _standing(self, candidate: JoinCandidate, now: float) -> Standing:
         """Return the standing of a candidate, which needs a copy and a decode for its next token."""
-        work = Work(transfer_s=candidate.entry.num_held * self._pace.copy_token_s)
-        return candidate.promise.standing(now, work, self._pace.times)
+        work = Work(transfer_s=candidate.running.num_held * self._pace.copy_token_s)
+        return candidate.running.promise.standing(now, work, self._pace.times)
 
     def _tag(self, candidate: JoinCandidate, running: WorkerRequest, now: float) -> None:
         """Tag the request with the running batch where its length is in that batch's band. The first member of the next
@@ -124,42 +125,41 @@ class Joining(WorkerPart):
     # --- The KV of a candidate
 
     def received(self, event: KvReceived, now: float) -> list[Command]:
-        intact = event.intact
-        transfer = self._transfers.end(event.source, event.number, intact)
+        candidate = self._transfers.end(event.source, event.number, event.intact)
         self._memory.reconsider()
-        running = transfer.running
-        if not (transfer.is_wanted and intact):
-            self._counts.num_failed_transfers += not intact
-            return self._go_without(transfer)
+        self._counts.num_failed_transfers += not event.intact
+        running = candidate.running
+        if running.state is State.ABANDONED:
+            self._here.move(running, State.GONE)
+            self._memory.release(running)
+            return []
+        if not event.intact:
+            return self._go_without(candidate)
         self._here.move(running, State.RESIDENT)
         self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(self._here.residents))
         self._memory.pages.publish(running)
         return self._holds.release(running.key) if running.num_lost else []
 
-    def _go_without(self, transfer: IncomingTransfer) -> list[Command]:
+    def _go_without(self, candidate: JoinCandidate) -> list[Command]:
         """Recompute the request, copy it from the pool, or leave it to the sender or the owner."""
-        running, attempt = transfer.running, transfer.running.key
-        has_pages = bool(transfer.pages) and self._pool.member is not None
-        if transfer.is_wanted and transfer.candidate.evicted is not None:
+        running, source, attempt = candidate.running, candidate.source, candidate.key
+        if candidate.is_evicted:
             self._queue.put_back(running)
             return []
-        if transfer.is_wanted and has_pages:
-            return self.seats.copy_in(running, transfer.pages)
-        is_wanted = transfer.is_wanted
+        if candidate.came.pages and self._pool.member is not None:
+            return self.seats.copy_in(running, candidate.came.pages)
         self._here.move(running, State.GONE)
         self._memory.release(running)
-        if not is_wanted:
-            return []
         released = self._holds.release(attempt)
-        is_sender_lost = self._candidates.peers.get(transfer.source.name) != transfer.source
-        if transfer.candidate.is_copied or is_sender_lost:
+        is_sender_lost = source is None or self._candidates.peers.get(source.name) != source
+        if source is None or is_sender_lost or candidate.is_copied:
             self._decisions.note(Kind.LOST, running.request, why="its KV did not come, and its sender has it no more")
             # The router believes the request here, so it does not charge the sender's end to the request.
             self._notes.note("cut" if is_sender_lost else "lost", attempt)
             return released
         self._notes.note("returned", attempt)
-        return [*released, Send(transfer.source.name, Decline(*attempt, is_failed=True))]
+        return [*released, Send(source.name, Decline(*attempt, is_failed=True))]
 
     def repeat(self, to: str) -> list[Command]:
         source = self._candidates.peers.get(to)
-        return [transfer.pull for transfer in self._transfers.values() if transfer.source == source]
+        return [candidate.pull for candidate in self._transfers.coming if candidate.source == source]

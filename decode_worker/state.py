@@ -38,6 +38,7 @@ from alignedserve.worker.pool import PageWriter, PoolLink
 from alignedserve.worker.reporting import RouterLink
 from alignedserve.worker.requests import PRESENT, Requests
 from alignedserve.worker.setup import WorkerSetup
+from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.steps import IdleTrials
 
@@ -117,9 +118,6 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
     )
 
 
-# The states in which `drop` looks for a request; a request that waits for a seat is found by name.
-_NOT_WAITING = (*(state for state in PRESENT if state is not State.WAITING), State.CANDIDATE)
-
 MakeMemory: TypeAlias = Callable[[Pace, StepsInFlight, Requests, PoolLink, Scheduler], PlainMemory]
 MakeParts: TypeAlias = Callable[[Worker, Offering], tuple[FormPart, FormPart]]
 
@@ -193,25 +191,31 @@ class DecodeCore:
         The blocks stay taken while a step, a copy or a transfer may still use them."""
         here = self.here
         self.memory.reconsider()
-        candidates, copied = here.candidates.drop(request, attempt), self.writing.drop(request, attempt)
-        prompts = here.queue.waiting.drop(request, attempt)
-        others = [running for running in here.of(*_NOT_WAITING) if running.is_of(request, attempt)]
-        for running in (*prompts, *others):
+        dropped = [running for running in here.named(request, *PRESENT) if running.request.attempt <= attempt]
+        for running in dropped:
             match running.state:
                 case State.JOINING | State.FETCHING | State.RECEIVING:
                     here.move(running, State.ABANDONED)
                 case State.DEPARTING:
                     self.offering.drop(running)
-                case State.RESIDENT | State.PROMPT:
-                    here.move(running, State.GONE)
-                    self.memory.release_after_step(running)
-                    self.owners.leave_amid_step(running)
                 case _:
-                    here.move(running, State.GONE)
+                    self._forget(running)
+        copied = self.writing.drop(request, attempt)
         self.owners.drop(request, attempt)
         self.elsewhere.drop(request, attempt)
-        dropped = (*prompts, *others, *copied)
-        return self.pool_link.holds.release_all([*candidates, *(running.key for running in dropped)])
+        return self.pool_link.holds.release_all(running.key for running in (*dropped, *copied))
+
+    def _forget(self, running: WorkerRequest) -> None:
+        """Forget a request that no copy and no transfer uses."""
+        before = running.state
+        self.here.move(running, State.GONE)
+        if before is State.WAITING:
+            self.here.queue.waiting.remove(running)
+        elif running.candidate is not None and before is State.CANDIDATE:
+            self.here.candidates.forget_copy(running.candidate)
+        elif before in (State.RESIDENT, State.PROMPT):
+            self.memory.release_after_step(running)
+            self.owners.leave_amid_step(running)
 
     def tell_decisions(self, ask: messages.AskDecisions, frame: events.Received, now: float) -> list[Command]:
         """Tell a gateway which decisions about a request this worker remembers."""

@@ -16,10 +16,10 @@ from alignedserve.core import units_for
 from alignedserve.explain.decisions import DecisionRing, Kind
 from alignedserve.protocol.commands import Command, PrepareSyntax
 from alignedserve.protocol.events import MemberLost, Received, SyntaxReady
-from alignedserve.protocol.messages import AskPrefix, Attempt, Cancel, Expect, Prefill, Prefix
+from alignedserve.protocol.messages import AskPrefix, Cancel, Expect, Prefill, Prefix
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.part import Worker, WorkerPart
-from alignedserve.worker.requests import Requests
+from alignedserve.worker.requests import OCCUPYING, Requests
 from alignedserve.worker.setup import running_of
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
@@ -109,35 +109,25 @@ class Arrivals(WorkerPart):
         return [*dropped, *self.admit(running, now)]
 
     def syntax_ready(self, event: SyntaxReady, now: float) -> list[Command]:
-        running = self._find(State.COMPILING, (event.request, event.attempt))
+        running = self._here.find_attempt((event.request, event.attempt), State.COMPILING)
         return [] if running is None else self.admit(running, now)
 
-    def _find(self, state: State, attempt: Attempt) -> WorkerRequest | None:
-        """Return the request of this attempt, if the request is in this state."""
-        return next((running for running in self._here.among(state) if running.key == attempt), None)
-
     def cancel(self, message: Cancel, frame: Received, now: float) -> list[Command]:
-        for running in self._here.occupants():
-            if running.is_of(message.request, message.attempt):
+        for running in self._here.named(message.request, *OCCUPYING):
+            if running.request.attempt <= message.attempt:
                 self._decisions.note(Kind.DROPPED, running.request)
         return self._here.drop(message.request, message.attempt)
 
     def expect(self, told: Expect, frame: Received, now: float) -> list[Command]:
         """Note how long an output is expected to be; tell the pool if the request has left for the pool."""
-        here, waiting, attempt = self._here, self._queue.waiting, (told.request, told.attempt)
-        if (compiling := self._find(State.COMPILING, attempt)) is not None:
-            compiling.expect(told.estimate, self._policy, now)
-        known = (*waiting.named(told.request), *here.occupants(), *here.among(State.ASKING))
-        found = [running for running in known if running.key == attempt]
-        for running in found:
-            running.expect(told.estimate, self._policy, now)
-            waiting.refile(running)
-        if (resident := here.residents.get(told.request)) is not None:
-            self._scheduler.moved(resident)
-        if found:
-            return []
-        self._candidates.expect(told, self._policy, now)
-        return [] if self._memory.decodes else self._pool.send(told)
+        running = self._here.find_attempt((told.request, told.attempt), *State)
+        if running is None or running.state is State.LEAVING:
+            return [] if self._memory.decodes else self._pool.send(told)
+        running.expect(told.estimate, self._policy, now)
+        self._queue.waiting.refile(running)
+        if running.state is State.RESIDENT:
+            self._scheduler.moved(running)
+        return []
 
     # --- What the pool has of a prompt
 
@@ -172,20 +162,17 @@ class Arrivals(WorkerPart):
 
         Where the prompt has gone on without the answer and the pool keeps nothing, forget its known pages. Where the
         prompt is not here any more, release what the pool keeps."""
-        here, attempt, pages = self._here, (prefix.request, prefix.attempt), prefix.pages
-        asking = self._find(State.ASKING, attempt)
-        having = (*here.occupants(), *here.among(State.LEAVING), *self._queue.waiting) if asking is None else ()
-        late = [running for running in having if running.key == attempt and running.state is not State.ABANDONED]
-        if asking is not None:
-            asking.kept_in_pool(pages)
-        elif not late:
+        attempt, pages = (prefix.request, prefix.attempt), prefix.pages
+        running = self._here.find_attempt(attempt, State.ASKING, State.WAITING, State.LEAVING, *OCCUPYING)
+        if running is None:
             return self._holds.decline(attempt, now) if pages else []
-        for running in () if pages else late:
+        (self._holds.add if pages else self._holds.discard)(attempt)
+        if running.state is State.ASKING:
+            running.kept_in_pool(pages)
+            self._queue.admit(running, now)
+        elif not pages:
             self._writer.forget_parts(running)  # parts follow the known pages, which are to be written now
             running.forget_known()
-        (self._holds.add if pages else self._holds.discard)(attempt)
-        if asking is not None:
-            self._queue.admit(asking, now)
         return []
 
     def ask_again(self) -> None:

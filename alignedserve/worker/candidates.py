@@ -19,75 +19,52 @@ always filled up would never end. The worker alone decides which requests are re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from alignedserve.core import Entry
-from alignedserve.protocol.messages import Attempt, Expect, Member
-from alignedserve.scheduling.dues import Promise
-from alignedserve.scheduling.policy import Policy
-from alignedserve.worker.setup import running_of
+from alignedserve.protocol.messages import Attempt, Member
+from alignedserve.worker.step.moves import JoinCandidate
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
+
+if TYPE_CHECKING:
+    from alignedserve.worker.requests import Requests  # which has candidates as all other requests
 
 LEAST_WIDTH = 256  # tokens: a spread that costs a step next to nothing
 _WEIGHT = 0.1  # of the newest join in the mean
 _GROWN = 64  # tokens by which members may have grown since the pool heard of the band
 
 
-@dataclass(eq=False)
-class JoinCandidate:
-    entry: Entry  # with the pages, where the KV is in the pool
-    source: Member | None  # the prefill worker that has the KV; None where the pool has it
-    is_pinned: bool
-    promise: Promise
-    due_at: float  # the next token
-    since: float
-    batch: int = 0  # the tag of the candidate batch; 0 of a candidate request
-    found_for: int = 0  # the running batch, of about this length, that the pool found the candidate for
-    partner: Member | None = None  # the worker that is to hold the KV for this worker; once it does, also the source
-    is_refused: bool = False  # the partner had no room for the KV
-    awaits_syntax: bool = False  # the syntax is being compiled: a step with the request would wait
-    evicted: WorkerRequest | None = None  # the request when it had to leave; the source alone has the KV
+class Candidates:
+    """The requests in State.CANDIDATE, there in the order of joining: candidate requests, then the batch."""
 
-    @property
-    def is_rt(self) -> bool:
-        return self.promise.is_rt
-
-    @property
-    def is_copied(self) -> bool:
-        """Return whether the partner's KV is, or is to be, a copy of what the pool has."""
-        return self.partner is not None and self.evicted is None
-
-    @property
-    def key(self) -> Attempt:
-        return self.entry.request.id, self.entry.request.attempt
-
-    def as_running(self, policy: Policy, page_size: int) -> WorkerRequest:
-        """Return the request as it will join, without blocks."""
-        if self.evicted is not None:
-            return self.evicted
-        entry = self.entry
-        running = running_of(policy, entry.request, entry.output, entry.due, kv=entry.kv)
-        running.resume(entry, page_size)
-        running.becomes(State.CANDIDATE)
-        return running
-
-
-class CandidateLists:
-    def __init__(self) -> None:
+    def __init__(self, here: Requests) -> None:
+        self._here = here
         self.peers: dict[str, Member] = {}  # name -> worker that KV goes to and from directly
-        # Both in the order of joining; only this class changes them:
-        self.requests: list[JoinCandidate] = []  # candidate requests
-        self.batch: list[JoinCandidate] = []  # members of the candidate batch that have not joined
         self.arranged_in = -1  # the step in which the candidate requests were last put in order
         self.unwanted: list[tuple[str, Attempt]] = []  # (partner, attempt): KV that the partner need not hold any more
 
     def __len__(self) -> int:
-        return len(self.requests) + len(self.batch)
+        return len(self._here.among(State.CANDIDATE))
+
+    @property
+    def waiting(self) -> list[JoinCandidate]:
+        return [of.candidate for of in self._here.among(State.CANDIDATE) if of.candidate is not None]
+
+    @property
+    def requests(self) -> list[JoinCandidate]:
+        return [candidate for candidate in self.waiting if not candidate.batch]
+
+    @property
+    def batch(self) -> list[JoinCandidate]:
+        """Return the members of the candidate batch that have not joined."""
+        return [candidate for candidate in self.waiting if candidate.batch]
 
     def first(self, now: float) -> JoinCandidate | None:
         """Return the candidate that joins next: others overtake candidates that wait for a compiled syntax."""
-        request, member = _first_ready(self.requests), _first_ready(self.batch)
+        ready = [candidate for candidate in self.waiting if not candidate.awaits_syntax]
+        request = next((candidate for candidate in ready if not candidate.batch), None)
+        member = next((candidate for candidate in ready if candidate.batch), None)
         if request is None or member is None:
             return request or member
         overtakes = (member.is_rt and not request.is_rt) or self.is_starving(now)
@@ -98,53 +75,26 @@ class CandidateLists:
         first = min(self.batch, key=lambda member: member.due_at, default=None)
         return first is not None and now - first.since > (first.due_at - first.since) / 2
 
-    @property
-    def waiting(self) -> Iterable[JoinCandidate]:
-        return (*self.requests, *self.batch)
-
     def find(self, attempt: Attempt) -> JoinCandidate | None:
         return next((candidate for candidate in self.waiting if candidate.key == attempt), None)
 
     def add(self, candidate: JoinCandidate) -> None:
+        candidate.running.candidate = candidate
+        self._here.move(candidate.running, State.CANDIDATE)
         self.arranged_in = -1
-        if candidate.batch:
-            self.batch.append(candidate)
-            return
-        self.requests.append(candidate)
-        self.requests.sort(key=lambda request: (not request.is_pinned, request.due_at if request.is_pinned else 0.0))
+        self._put(sorted(self.waiting, key=lambda of: (of.batch > 0, not of.is_pinned, of.is_pinned and of.due_at)))
 
     def arrange(self, step: int, as_they_join: Callable[[list[JoinCandidate]], Iterable[JoinCandidate]]) -> None:
         """Put the candidate requests that are not pinned in this order, once a step."""
-        if self.arranged_in != step and len(self.requests) > 1:
-            pinned = sum(request.is_pinned for request in self.requests)
-            self.requests[pinned:] = as_they_join(self.requests[pinned:])
+        requests = self.requests
+        if self.arranged_in != step and len(requests) > 1:
+            pinned = sum(request.is_pinned for request in requests)
+            self._put([*requests[:pinned], *as_they_join(requests[pinned:]), *self.batch])
         self.arranged_in = step
 
-    def take(self, candidate: JoinCandidate) -> None:
-        """Remove a candidate that joins."""
-        self._note_unwanted([candidate] if candidate.source is None else [])
-        (self.batch if candidate.batch else self.requests).remove(candidate)
-
-    def expect(self, told: Expect, policy: Policy, now: float) -> None:
-        """Note the predicted length of a candidate."""
-        if (candidate := self.find((told.request, told.attempt))) is not None:
-            entry = candidate.entry
-            candidate.entry = replace(entry, request=replace(entry.request, estimate=told.estimate))
-            if candidate.evicted is None:
-                candidate.promise.expect(candidate.entry.request, policy, now)
-            else:
-                candidate.evicted.expect(told.estimate, policy, now)
-
-    def has_pages(self, attempt: Attempt, entry: Entry) -> None:
-        """Note the pool's pages of this attempt if a candidate here has no more KV than these pages hold."""
-        if (candidate := self.find(attempt)) is not None and candidate.evicted is None:
-            sampling = candidate.entry.request.sampling  # with the syntax that is compiled already
-            candidate.entry = replace(entry, request=replace(entry.request, sampling=sampling))
-            candidate.source = None if candidate.partner is None else candidate.source
-
-    def drop(self, request: str, attempt: int) -> list[Attempt]:
-        """Remove the request up to this attempt; return the attempts that were here."""
-        return self._remove(lambda candidate: candidate.key[0] == request and candidate.key[1] <= attempt)
+    def _put(self, in_order: Iterable[JoinCandidate]) -> None:
+        for candidate in in_order:
+            self._here.put_last(candidate.running)
 
     def peer_lost(self, peer: Member) -> list[Attempt]:
         """Forget this worker, and return the candidates that lose their KV with the worker.
@@ -152,30 +102,29 @@ class CandidateLists:
         Requests that had to leave are recomputed, and not returned. A transfer from this worker ends by a separate
         event."""
         self.peers.pop(peer.name, None)
-        return self._remove(lambda candidate: candidate.source == peer and candidate.evicted is None)
+        return self._remove(lambda candidate: candidate.source == peer and not candidate.is_evicted)
 
     def pool_lost(self) -> list[Attempt]:
         """Return the candidates that lost their KV with the pool."""
-        for candidate in self.waiting:
-            candidate.entry = replace(candidate.entry, pages=())
+        for running in self._here.of(State.CANDIDATE, State.RECEIVING):
+            if running.candidate is not None:
+                running.candidate.came = replace(running.candidate.came, pages=())
         return self._remove(lambda candidate: candidate.source is None)
 
     def _remove(self, leaves: Callable[[JoinCandidate], bool]) -> list[Attempt]:
         leaving = [candidate for candidate in self.waiting if leaves(candidate)]
-        if leaving:
-            self._note_unwanted(leaving)
-            self.requests = [candidate for candidate in self.requests if not leaves(candidate)]
-            self.batch = [candidate for candidate in self.batch if not leaves(candidate)]
+        for candidate in leaving:
+            self.remove(candidate)
         return [candidate.key for candidate in leaving]
 
-    def _note_unwanted(self, candidates: Iterable[JoinCandidate]) -> None:
-        self.unwanted += [
-            (candidate.partner.name, candidate.key) for candidate in candidates if candidate.partner is not None
-        ]
+    def remove(self, candidate: JoinCandidate) -> None:
+        self.forget_copy(candidate)
+        self._here.move(candidate.running, State.GONE)
 
-
-def _first_ready(candidates: Iterable[JoinCandidate]) -> JoinCandidate | None:
-    return next((candidate for candidate in candidates if not candidate.awaits_syntax), None)
+    def forget_copy(self, candidate: JoinCandidate) -> None:
+        """Note that the partner need not hold the KV any more."""
+        if candidate.partner is not None:
+            self.unwanted.append((candidate.partner.name, candidate.key))
 
 
 class RunningBatch:

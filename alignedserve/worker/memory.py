@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from typing import TypeAlias
 
-from alignedserve.core import PreemptionCause, units_for
+from alignedserve.core import Entry, PreemptionCause, units_for
 from alignedserve.protocol.commands import Command, CopyOut
 from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
 from alignedserve.scheduling.lengths import room_for
@@ -26,7 +26,7 @@ from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
-from alignedserve.worker.step.blocks import Blocks, NamedBlocks, add_blocks, lose_kv, take_blocks
+from alignedserve.worker.step.blocks import Blocks, NamedBlocks, add_blocks, keep_as, lose_kv, take_blocks
 from alignedserve.worker.step.device_pages import DevicePages, NextPages
 from alignedserve.worker.step.ranks import as_they_leave
 from alignedserve.worker.step.request import WorkerRequest
@@ -149,6 +149,11 @@ class PlainMemory:
     def release_after_step(self, running: WorkerRequest) -> None:
         """Free the blocks of a request when the steps in flight have ended."""
         self.leave(running.blocks)
+
+    def resume(self, running: WorkerRequest, entry: Entry) -> None:
+        """Note the progress of a request elsewhere; the request has no blocks here."""
+        keep_as(running, entry.kv)
+        running.resume(entry, self.limits.page_size)
 
     # --- Seats
 

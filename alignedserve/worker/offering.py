@@ -19,9 +19,9 @@ from alignedserve.protocol.messages import Attempt, Decline, Member, Pull, holde
 from alignedserve.scheduling.policy import Handoff
 from alignedserve.worker.owners import Outputs
 from alignedserve.worker.part import Worker, WorkerPart
+from alignedserve.worker.step.moves import Departure
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
-from alignedserve.worker.transfers import Departure
 
 MOST_BROKEN, BROKEN_S = 3, 60.0  # transfers that fail in this time: then KV goes another way, if possible
 _MOST_SENT = 1000  # remembered, for a receiver that says later that nothing came
@@ -52,8 +52,8 @@ class Offering(WorkerPart):
 
     def begin(self, departure: Departure) -> Command:
         """Let a request depart."""
+        departure.running.departure = departure
         self._here.move(departure.running, State.DEPARTING)
-        self._departures.append(departure)
         return departure.ask
 
     def declined(self, message: Decline, frame: Received, now: float) -> None:
@@ -61,7 +61,7 @@ class Offering(WorkerPart):
         attempt = message.request, message.attempt
         if message.is_failed:
             self._broken_at.setdefault(frame.sender, deque(maxlen=MOST_BROKEN)).append(now)
-        departure = self._departures.find(attempt)
+        departure = self._transfers.departure_of(attempt)
         if departure is not None:
             self.stays(departure)
         elif message.is_failed and attempt in self._sent:
@@ -72,7 +72,6 @@ class Offering(WorkerPart):
         if departure.number is not None:
             departure.is_declined = True
             return
-        self._departures.remove(departure)
         running = departure.running
         self._here.move(running, State.RESIDENT)
         running.goes_anywhere()
@@ -84,14 +83,14 @@ class Offering(WorkerPart):
     def pulled(self, pull: Pull, frame: Received, now: float) -> list[Command]:
         """Send the KV that another worker pulls; send nothing where the request has gone on."""
         receiver = holder(frame.sender, frame.incarnation)
-        if self._departures.is_late(receiver, pull.number):
+        if self._transfers.is_late(receiver, pull.number):
             return []
-        return [self._departures.send(receiver, pull.number, (pull.request, pull.attempt))]
+        return [self._transfers.send(receiver, pull.number, (pull.request, pull.attempt))]
 
     def sent(self, event: KvSent, now: float) -> list[Command]:
         """End the transfer of an offered request. Where the transfer failed, offer the request again: the answer says
         whether the request has arrived, since two workers must not go on with the same request."""
-        departure = self._departures.pulled_as(event.to, event.number)
+        departure = self._transfers.pulled_as(event.to, event.number)
         if departure is None:
             return []
         self._counts.num_failed_transfers += not event.ok
@@ -114,7 +113,6 @@ class Offering(WorkerPart):
 
     def remove(self, departure: Departure) -> None:
         """Free the blocks of a request that is here no more."""
-        self._departures.remove(departure)
         self._here.move(departure.running, State.GONE)
         self._memory.give(departure.running.blocks)
 
@@ -123,7 +121,7 @@ class Offering(WorkerPart):
         answer at once, and did not: this request may have ended that worker, and would end the next. The end of a
         transfer is heard in any case."""
         self._broken_at.pop(event.member.name, None)
-        lost = [departure for departure in self._departures.unpulled if departure.to == event.member]
+        lost = [departure for departure in self._transfers.unpulled if departure.to == event.member]
         first = next((departure for departure in lost if departure.goes_on_there and not departure.waits_there), None)
         for departure in lost:
             if departure is not first:
@@ -140,7 +138,7 @@ class Offering(WorkerPart):
 
     def drop(self, running: WorkerRequest) -> None:
         """Forget a departing request as soon as no transfer reads its blocks."""
-        departure = self._departures.find(running.key)
+        departure = running.departure
         assert departure is not None, "the request departs"
         if not departure.goes_on_there:
             self._candidates.unwanted.append((departure.to.name, running.key))
@@ -155,11 +153,11 @@ class Offering(WorkerPart):
     def ask_pending(self, now: float) -> list[Command]:
         """Repeat the offers of requests that were not pulled: the offer or its answer may be lost."""
         again, self._asks_again = self._asks_again, False
-        return [departure.ask for departure in self._departures.unpulled] if again else []
+        return [departure.ask for departure in self._transfers.unpulled] if again else []
 
     def repeat(self, to: str) -> list[Command]:
-        return [departure.ask for departure in self._departures.unpulled if departure.to.name == to]
+        return [departure.ask for departure in self._transfers.unpulled if departure.to.name == to]
 
     @property
     def awaits_answer(self) -> bool:
-        return len(self._departures) > 0
+        return bool(self._transfers.departures)

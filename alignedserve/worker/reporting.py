@@ -141,16 +141,16 @@ class RouterLink(WorkerPart):
             batch=_by_length((running.prefix, running.promise.is_rt) for running in members),
             guests=_by_length((running.prefix, running.promise.is_rt) for running in guests),
             prompts=_by_length((len(of.request.prompt), of.promise.is_rt) for of in self._here.unfinished),
-            waiting=_by_length((waiting.entry.prefix, waiting.is_rt) for waiting in self._candidates.requests),
-            coming=_by_length((coming.entry.prefix, coming.is_rt) for coming in self._candidates.batch),
+            waiting=_by_length((of.running.prefix, of.is_rt) for of in self._candidates.requests),
+            coming=_by_length((of.running.prefix, of.is_rt) for of in self._candidates.batch),
             band=self._band(seated),
         )
 
     def _load(self, now: float) -> WorkerLoad:
         queue, counts = self._queue.waiting, self._counts
         running = [running.promise for running in self._here.seated]
-        moving = self._here.of(State.FETCHING, State.JOINING, State.RECEIVING, State.ASKING)
-        coming = [running.promise for running in moving] + [waiting.promise for waiting in self._candidates.waiting]
+        moving = self._here.of(State.FETCHING, State.JOINING, State.RECEIVING, State.ASKING, State.CANDIDATE)
+        coming = [running.promise for running in moving]
         here, elsewhere = _by_class(running), _by_class(coming)
         in_queue = [waiting.promise for waiting in queue.real_time]
         dues = [promise.due_at(now) for promise in chain(running, coming, in_queue) if promise.is_rt]

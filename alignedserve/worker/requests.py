@@ -1,28 +1,31 @@
 """The requests on a worker by their states: the one place that takes a request from state to state.
 
-What belongs to some states is here too: candidates, and the transfers of requests that come and leave.
+Each request is found here by name, whatever the state.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from alignedserve.core import Chunk
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Attempt
-from alignedserve.worker.candidates import CandidateLists, RunningBatch
+from alignedserve.worker.candidates import Candidates, RunningBatch
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
-from alignedserve.worker.transfers import Departures, IncomingTransfers
+from alignedserve.worker.transfers import Transfers
 
 if TYPE_CHECKING:
     from alignedserve.worker.arriving import PromptQueue  # which takes requests from here
 
-_ABSENT = (State.NEW, State.CANDIDATE, State.KEPT, State.ABANDONED, State.GONE)
-PRESENT = tuple(state for state in State if state not in _ABSENT)
+_ABSENT = (State.NEW, State.KEPT, State.ABANDONED, State.GONE)
+PRESENT = tuple(state for state in State if state not in _ABSENT)  # as the router knows them
+_SEATED = (State.RESIDENT, State.PROMPT, State.JOINING, State.FETCHING, State.RECEIVING)
+OCCUPYING = (*_SEATED, State.KEPT, State.DEPARTING)  # has blocks, and may need them
+_CHANGING = (State.JOINING, State.FETCHING, State.RECEIVING, State.DEPARTING, State.ABANDONED)
 
 
 class Requests:
@@ -38,17 +41,21 @@ class Requests:
         self.prompts: dict[str, WorkerRequest] = {}
         self._named = {State.RESIDENT: self.residents, State.PROMPT: self.prompts}
         self._others = {state: OrderedDict[WorkerRequest, None]() for state in State if state not in self._named}
+        self._by_name: dict[str, list[WorkerRequest]] = {}  # all that are not gone
+        self._seated = [self.among(state) for state in _SEATED]
         self.copy_numbers = count(1)  # of copies from the pool
         self.copies: dict[int, WorkerRequest] = {}  # under way to blocks of these requests
         self.from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when the pool was lost
-        self.candidates, self.batch = CandidateLists(), RunningBatch()
-        self.transfers, self.departures = IncomingTransfers(), Departures()
+        self.candidates, self.batch = Candidates(self), RunningBatch()
+        self.transfers = Transfers(self)
         self._short_at = 0  # how many were seated when a request last left for lack of memory; 0: forgotten
 
     def move(self, running: WorkerRequest, state: State, first: bool = False) -> None:
         """Take a request to another state, behind the requests there or before them (`first`)."""
         before, name = running.state, running.request.id
         running.becomes(state)
+        if before is State.NEW:
+            self._by_name.setdefault(name, []).append(running)
         if before in self._named:
             self._named[before].pop(name, None)
         else:
@@ -59,6 +66,10 @@ class Requests:
             self._others[state][running] = None
             if first:
                 self._others[state].move_to_end(running, last=False)
+        else:
+            self._by_name[name].remove(running)
+            if not self._by_name[name]:
+                del self._by_name[name]
 
     def put_last(self, running: WorkerRequest) -> None:
         """Put a request behind the others of the same state."""
@@ -73,11 +84,20 @@ class Requests:
         return [*chain.from_iterable(map(self.among, states))]
 
     def attempts(self) -> list[Attempt]:
-        """Return all attempts that are here, also candidates, which are only entries so far."""
-        before = PRESENT.index(State.RECEIVING)
-        candidates = [candidate.key for candidate in self.candidates.waiting]
-        here, on_their_way = self.of(*PRESENT[:before]), self.of(*PRESENT[before:])
-        return [*(running.key for running in here), *candidates, *(running.key for running in on_their_way)]
+        """Return all attempts that are here."""
+        return [running.key for running in self.of(*PRESENT)]
+
+    def named(self, request: str, *states: State) -> Sequence[WorkerRequest]:
+        """Return the attempts of this request in these states."""
+        return [running for running in self._by_name.get(request, ()) if running.state in states]
+
+    def find_attempt(self, attempt: Attempt, *states: State) -> WorkerRequest | None:
+        """Return the request of this attempt, if the request is in one of these states."""
+        return next((running for running in self.named(attempt[0], *states) if running.key == attempt), None)
+
+    def newest(self, request: str) -> int:
+        """Return the number of the newest attempt of this request that is here, or -1."""
+        return max((running.request.attempt for running in self.named(request, *PRESENT)), default=-1)
 
     def find(self, request: str) -> WorkerRequest | None:
         """Return the request of this name that may be in a step."""
@@ -89,8 +109,9 @@ class Requests:
         return self.of(State.PROMPT, State.FETCHING)
 
     def occupants(self) -> list[WorkerRequest]:
-        seated = self.of(State.RESIDENT, State.PROMPT, State.JOINING, State.FETCHING, State.KEPT)
-        return [*seated, *(moving.running for moving in (*self.transfers.values(), *self.departures))]
+        """Return the requests with blocks, but for unwanted requests to which pages of the pool are still copied."""
+        copied = self.copies.values()
+        return [*self.of(*OCCUPYING), *(running for running in self.among(State.ABANDONED) if running not in copied)]
 
     def running_of(self, chunk: Chunk) -> WorkerRequest:
         """Return the request of this chunk."""
@@ -111,8 +132,7 @@ class Requests:
     @property
     def num_seated(self) -> int:
         """Return how many requests have a seat, also departing requests, which may have to stay."""
-        seated = len(self.residents) + len(self.prompts) + self.num_joining + self.num_fetching
-        return seated + len(self.among(State.RECEIVING)) + len(self.departures)
+        return sum(map(len, self._seated)) + len(self.transfers.departures)
 
     @property
     def num_joining(self) -> int:
@@ -140,7 +160,7 @@ class Requests:
     @property
     def is_changing(self) -> bool:
         """Return whether some request with blocks is on its way here or away."""
-        return bool(self.copies or self.transfers or self.departures)
+        return any(map(self.among, _CHANGING))
 
     # --- Copies from the pool
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alignedserve.core import NO_KV, Due, KvForm, Request, WorkerLimits
+from alignedserve.core import Due, Request, WorkerLimits
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.cost.model import FREE_COPIES, CopyCost
 from alignedserve.scheduling.dues import promise
@@ -33,12 +33,7 @@ class WorkerSetup:
 
 
 def running_of(
-    policy: Policy,
-    request: Request,
-    output: Sequence[int],
-    due: Due | None = None,
-    decode: str = "",
-    kv: KvForm = NO_KV,
+    policy: Policy, request: Request, output: Sequence[int], due: Due | None = None, decode: str = ""
 ) -> WorkerRequest:
     """Return a request in a worker's form; `due` is the due that another worker left, `decode` the named worker."""
-    return WorkerRequest(request, promise(request, policy, len(output), due), list(output), kv, decode=decode)
+    return WorkerRequest(request, promise(request, policy, len(output), due), list(output), decode=decode)

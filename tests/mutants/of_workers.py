@@ -225,8 +225,8 @@ DECODE = (
     Mutant(
         "pages of a cancelled candidate kept",
         f"{_DECODE}/state.py",
-        "[*candidates, *(running.key for running in dropped)]",
-        "[*(running.key for running in dropped)]",
+        "(*dropped, *copied)",
+        "copied",
         "The pool keeps the pages of a candidate that was cancelled.",
     ),
     Mutant(
@@ -239,15 +239,15 @@ DECODE = (
     Mutant(
         "failed pull forgotten",
         f"{_DECODE}/joining.py",
-        "[*released, Send(transfer.source.name, Decline(*attempt, is_failed=True))]",
+        "[*released, Send(source.name, Decline(*attempt, is_failed=True))]",
         "[]",
         "The sender of KV that did not arrive is not told.",
     ),
     Mutant(
         "pages of a transfer outlive their pool",
-        _TRANSFERS,
-        "transfer.pages = ()",
-        "",
+        f"{_WORKER}/candidates.py",
+        "self._here.of(State.CANDIDATE, State.RECEIVING)",
+        "self._here.of(State.CANDIDATE)",
         "A request whose transfer failed is copied from pages of a pool that died.",
     ),
     Mutant(

@@ -113,7 +113,7 @@ class TestDecodeWorker:
         assert worker.handle(said("pool-0", told("a", 9)), 0.0) == []
         assert worker.handle(said("pool-0", told("long", 120)), 0.0) == []
         [waiting] = worker.here.candidates.waiting
-        assert waiting.entry.request.estimate == Estimate(9, 18)
+        assert waiting.running.request.estimate == waiting.entry.request.estimate == Estimate(9, 18)
         [running] = [occupant for occupant in worker.here.occupants() if occupant.request.id == "long"]
         assert running.request.estimate == Estimate(120, 240)
 

@@ -198,7 +198,7 @@ class Buffers(FormPart):
 
     def _pulled(self, pull: Pull, frame: Received, now: float) -> list[Command]:
         receiver = holder(frame.sender, frame.incarnation)
-        if self._departures.is_late(receiver, pull.number):
+        if self._transfers.is_late(receiver, pull.number):
             return []
         self._waiting.setdefault(receiver, deque()).append((pull.number, (pull.request, pull.attempt)))
         return self._answer(receiver)
@@ -219,7 +219,7 @@ class Buffers(FormPart):
         """Send the KV of a buffer, or else of a request that was offered."""
         buffer = next((buffer for buffer in self._buffers if buffer.key == attempt and buffer.is_here), None)
         if buffer is None:
-            return self._departures.send(receiver, number, attempt)
+            return self._transfers.send(receiver, number, attempt)
         buffer.transfer = (receiver, number)
         return SendKv(number, receiver, buffer.blocks, buffer.tokens)
 

@@ -16,12 +16,11 @@ from alignedserve.protocol.messages import Attempt, Cancel, Member
 from alignedserve.scheduling.lengths import tokens_left
 from alignedserve.scheduling.levels import InLine, expected_waits, level_of
 from alignedserve.scheduling.policy import SchedulerName
-from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.offering import Offering
 from alignedserve.worker.part import Events, FormPart, Worker
+from alignedserve.worker.step.moves import Departure, JoinCandidate
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
-from alignedserve.worker.transfers import Departure
 
 # Until the blocks of a request that leaves are free: Evict, Pull, and the end of the transfer each wait for a step.
 _AHEAD_STEPS = 4
@@ -109,7 +108,7 @@ class Prefetching(FormPart):
         return used
 
     def _blocks_of(self, candidate: JoinCandidate) -> int:
-        return units_for(candidate.entry.num_held, self._limits.block_size)
+        return units_for(candidate.running.num_held, self._limits.block_size)
 
     # --- Copies of candidates
 
@@ -150,14 +149,14 @@ class Prefetching(FormPart):
 
     def _tokens_left(self, candidate: JoinCandidate) -> int:
         """Return how many more tokens of output are expected."""
-        return tokens_left(candidate.entry.request, self._policy, len(candidate.entry.output))
+        return tokens_left(candidate.running.request, self._policy, len(candidate.running.output))
 
     def _prefetched(self, message: Prefetched, frame: Received, now: float) -> list[Command]:
         """Tell the sender which of these are not wanted any more: an earlier word may have been lost.
 
         The answer to an Evict may be heard before, or after, its transfer is known to have been sent."""
         sender = frame.sender
-        leaving = [departure.running.key for departure in self._departures.wanted if departure.to.name == sender]
+        leaving = [of.running.key for of in self._transfers.departures if of.is_wanted and of.to.name == sender]
         unwanted = [key for key in message.attempts if key not in leaving and not self._can_be_pulled(sender, key)]
         return [Send(sender, Cancel(*attempt)) for attempt in unwanted]
 
@@ -167,12 +166,13 @@ class Prefetching(FormPart):
         if candidate is not None and peer is not None and candidate.partner == peer:
             candidate.source = peer
             return True
-        moving = self._transfers.values()
-        return any(transfer.running.key == attempt and transfer.source.name == partner for transfer in moving)
+        coming = self._transfers.coming
+        return any(of.key == attempt and of.source is not None and of.source.name == partner for of in coming)
 
     def _received(self, event: KvReceived, now: float) -> None:
-        transfer = self._transfers[event.source, event.number]
-        self.num_prefetched += event.intact and transfer.is_wanted and transfer.candidate.is_copied
+        candidate = self._transfers.find(event.source, event.number)
+        is_wanted = candidate.running.state is State.RECEIVING
+        self.num_prefetched += event.intact and is_wanted and candidate.is_copied
 
     # --- Requests that leave ahead of need
 
@@ -198,7 +198,7 @@ class Prefetching(FormPart):
         if not self._is_on or self._policy.scheduler is SchedulerName.APT_SERVE:
             return []
         here, memory, commands = self._here, self._memory, list[Command]()
-        departing = memory.num_freed(departure.running for departure in self._departures)
+        departing = memory.num_freed(departure.running for departure in self._transfers.departures)
         lacking = self._blocks_needed(_AHEAD_STEPS) - memory.num_free - departing
         while lacking > 0 and len(here.residents) > 1:
             running = self._scheduler.leaving((), (*here.residents.values(),), memory.context(now))
@@ -220,7 +220,7 @@ class Prefetching(FormPart):
     def _holder_for(self, running: WorkerRequest) -> Member | None:
         """Return the prefill worker that the request is to leave for."""
         used = self._used
-        for departure in self._departures:
+        for departure in self._transfers.departures:
             used[departure.to.name] += len(departure.running.blocks)
         peers = [peer for peer in self.holders if self._steps.number >= self._refused_until.get(peer.name, 0)]
         return self._partner_for(len(running.blocks), peers, used)
@@ -234,7 +234,7 @@ class Prefetching(FormPart):
     def _sent(self, event: KvSent, now: float) -> None:
         """Make a candidate of a request when the KV has left: the request joins again when there is room. Else the
         request stays."""
-        departure = self._departures.pulled_as(event.to, event.number)
+        departure = self._transfers.pulled_as(event.to, event.number)
         if not isinstance(departure, Eviction) or not departure.is_wanted:
             return
         self._counts.num_failed_transfers += not event.ok
@@ -243,16 +243,12 @@ class Prefetching(FormPart):
         if not event.ok or self._candidates.peers.get(to.name) != to:
             self._offering.stays(departure)
             return
-        self._departures.remove(departure)
-        self._here.move(running, State.CANDIDATE)
+        entry, due_at = departure.entry, running.promise.due_at(now)
+        self._candidates.add(JoinCandidate(running, entry, to, due_at, now, partner=to, is_evicted=True))
         self._memory.release(running)
         self._counts.count_preempted(running, PreemptionCause.AHEAD, keeps_kv=True)
         self._here.note_shortage()
         self.num_evicted += 1
-        due_at = running.promise.due_at(now)
-        self._candidates.add(
-            JoinCandidate(departure.entry, to, False, running.promise, due_at, now, partner=to, evicted=running)
-        )
 
     # --- KV that a partner does not hold, or not any more
 
@@ -262,10 +258,10 @@ class Prefetching(FormPart):
         sender, attempts = frame.sender, set(message.attempts)
         for candidate in self._candidates.waiting:
             is_held = candidate.partner is not None and candidate.partner.name == sender
-            if is_held and candidate.key in attempts and candidate.evicted is None:
+            if is_held and candidate.key in attempts and not candidate.is_evicted:
                 candidate.source, candidate.partner, candidate.is_refused = None, None, True
         for attempt in message.attempts:
-            departure = self._departures.find(attempt)
+            departure = self._transfers.departure_of(attempt)
             if departure is not None and departure.to.name == sender and departure.number is None:
                 self._refused_until[sender] = self._steps.number + _REFUSED_STEPS
                 self._offering.stays(departure)
@@ -274,14 +270,13 @@ class Prefetching(FormPart):
     def _peer_lost(self, event: MemberLost, now: float) -> None:
         """Let candidates join from the pool, which still has the KV; recompute requests that had to leave."""
         for candidate in self._candidates.waiting:
-            if candidate.partner == event.member and candidate.entry.pages:
+            if candidate.partner == event.member and candidate.came.pages:
                 candidate.source = candidate.partner = None
         self._recompute(event.member.name)
 
     def _recompute(self, holder: str, attempts: Collection[Attempt] | None = None) -> None:
         """Put the requests that had to leave for this member, the named ones or all, back among the waiting."""
-        for candidate in [*self._candidates.requests]:
+        for candidate in self._candidates.requests:
             is_named, source = attempts is None or candidate.key in attempts, candidate.source
-            if candidate.evicted is not None and is_named and source is not None and source.name == holder:
-                self._candidates.take(candidate)
-                self._queue.put_back(candidate.evicted)
+            if candidate.is_evicted and is_named and source is not None and source.name == holder:
+                self._queue.put_back(candidate.running)

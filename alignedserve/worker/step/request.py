@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from alignedserve.core import (
     NO_KV,
@@ -25,6 +26,9 @@ from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import Work
 from alignedserve.worker.step.states import TRANSITIONS, IllegalTransition, State
 
+if TYPE_CHECKING:
+    from alignedserve.worker.step.moves import Departure, JoinCandidate  # which have their requests
+
 MOST_SCORED = 256  # tokens of a chunk, where their log-probabilities are asked for
 
 
@@ -35,7 +39,8 @@ class WorkerRequest:
     Before that, the device may have KV of the first tokens for other requests, which would share it (device_pages.py).
 
     One module writes each field: this one, by methods that say what happened, but for `kv` (blocks.py, for a memory),
-    `promise` (waiting_prompts.py), `block_names` (pool.py), `told_s` (owners.py) and `batch` (joining.py).
+    `promise` (waiting_prompts.py), `block_names` (pool.py), `told_s` (owners.py), `batch` (joining.py), `candidate`
+    (candidates.py) and `departure` (offering.py).
     """
 
     request: Request
@@ -61,6 +66,8 @@ class WorkerRequest:
     came_with_kv: bool = False  # whether some KV was copied here, or computed for another request
     decode: str = ""  # the decode worker that the router named
     batch: int = 0  # the pool's batch that the request came in; 0 of a prompt
+    candidate: JoinCandidate | None = None  # while the request waits to join, or is being received
+    departure: Departure | None = None  # while the request leaves for another worker
     story: list[State] = field(default_factory=lambda: [State.NEW])  # the states so far (states.py)
     history: History | None = field(init=False)  # the tokens, where sampling needs them
     has_tokens: bool = field(init=False)  # tokens are asked for, and not a vector: KV is of use after the prompt
@@ -246,6 +253,8 @@ class WorkerRequest:
 
     def resume(self, entry: Entry, page_size: int) -> None:
         """Take over the progress of the request on other workers."""
+        self.request = replace(self.request, estimate=entry.request.estimate)
+        self.output[:] = entry.output
         self.prefix, self.logprobs = entry.prefix, list(entry.logprobs)
         self.spent_s, self.spent_joules, _ = entry.spent
         opening = entry.opening

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice
@@ -160,7 +160,6 @@ class WaitingPrompts:
         self.best_effort: OrderedDict[WorkerRequest, None] = OrderedDict()
         self._again: dict[WorkerRequest, None] = {}  # had a seat before, and go before others of the same class
         self.fetched: dict[WorkerRequest, None] = {}  # requests with pages in the pool, which are copied with the seat
-        self._named: dict[str, list[WorkerRequest]] = {}
         self.callers: Counter[str] = Counter()  # of real-time prompts, also of yielding ones (caller_shares.py)
         self.documents: dict[str, dict[WorkerRequest, None]] = {}  # the best-effort prompts, by caller
         self._behind: frozenset[str] = frozenset()  # callers with documents that come behind other callers' documents
@@ -196,7 +195,6 @@ class WaitingPrompts:
         self._pages.look(running)
         self._all[running] = running.num_ahead
         self._alone(running)[running] = None
-        self._named.setdefault(running.request.id, []).append(running)
         self._count(running, running.num_ahead)
         self._note_fetch(running)
         if running.request.service is ServiceClass.RT:
@@ -239,10 +237,6 @@ class WaitingPrompts:
         del self._alone(running)[running]
         self._again.pop(running, None)
         self.fetched.pop(running, None)
-        same = self._named[running.request.id]
-        same.remove(running)
-        if not same:
-            del self._named[running.request.id]
         caller = running.request.caller
         if running.request.service is ServiceClass.RT:
             self.callers[caller] -= 1
@@ -255,16 +249,6 @@ class WaitingPrompts:
         self._unfiled.pop(running, None)
         self._moved.pop(running, None)
         self._take_out(running)
-
-    def drop(self, request: str, attempt: int) -> list[WorkerRequest]:
-        """Remove and return the prompts of this request up to this attempt."""
-        leaving = [running for running in self._named.get(request, ()) if running.is_of(request, attempt)]
-        for running in leaving:
-            self.remove(running)
-        return leaving
-
-    def named(self, request: str) -> Sequence[WorkerRequest]:
-        return self._named.get(request, ())
 
     def set_promise(self, running: WorkerRequest, promise: Promise) -> None:
         """Give a request another promise, and a waiting prompt the place of that promise."""

@@ -101,8 +101,23 @@ class TestRequests:
         here.pool_lost()
         assert here.from_lost_pool == {number}
         here.move(running, State.ABANDONED)
+        assert here.is_changing
         assert here.abandoned == [running]
         assert here.end_copy(number + 1) is None
         assert here.end_copy(number) is running
         assert here.end_copy(number) is None
         assert here.abandoned == []
+        here.move(running, State.GONE)
+        assert not here.is_changing
+
+    def test_a_request_is_found_by_name_until_it_is_gone(self) -> None:
+        here, first, second = Requests(), made(), made(attempt=1)
+        assert here.newest("a") == -1
+        for running in (first, second):
+            here.move(running, State.CANDIDATE)
+        assert here.named("a", State.CANDIDATE) == [first, second]
+        assert here.find_attempt(("a", 1), *State) is second
+        assert here.find_attempt(("a", 1), State.WAITING) is None
+        for running in (second, first):
+            here.move(running, State.GONE)
+        assert (here.newest("a"), here.named("a", *State)) == (-1, [])
