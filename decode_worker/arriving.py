@@ -6,7 +6,6 @@ waiting ── a seat ──▶ prompt, after a copy of the pool's pages of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from alignedserve.core import Entry, units_for
@@ -38,7 +37,7 @@ class Intake(WorkerPart):
         self._asked: AskBatch | None = None  # what the pool knows of the room here
 
     def syntax_ready(self, event: SyntaxReady, now: float) -> None:
-        if (candidate := self._candidates.find((event.request, event.attempt))) is not None:
+        if (candidate := self._candidates.find((event.request, event.attempt), State.CANDIDATE)) is not None:
             candidate.awaits_syntax = False
 
     def cancel(self, message: Cancel, frame: Received, now: float) -> None:
@@ -49,15 +48,25 @@ class Intake(WorkerPart):
             self._candidates.peers[event.member.name] = event.member
 
     def peer_lost(self, event: MemberLost, now: float) -> None:
-        self._note_lost(self._candidates.peer_lost(event.member))
+        """Forget a worker, and the candidates that lose their KV with the worker.
+
+        Requests that had to leave are recomputed. A transfer from this worker ends by a separate event."""
+        peer = event.member
+        self._candidates.peers.pop(peer.name, None)
+        self._lose([of for of in self._candidates.waiting if of.source == peer and not of.is_evicted])
 
     def pool_lost(self, event: MemberLost, now: float) -> None:
         self._asked = None
-        self._note_lost(self._candidates.pool_lost())
+        for running in self._here.of(State.CANDIDATE, State.RECEIVING):
+            if running.candidate is not None:
+                running.candidate.came = replace(running.candidate.came, pages=())
+        self._lose([candidate for candidate in self._candidates.waiting if candidate.source is None])
 
-    def _note_lost(self, attempts: list[Attempt]) -> None:
-        for attempt in attempts:
-            self._notes.note("lost", attempt)
+    def _lose(self, candidates: list[JoinCandidate]) -> None:
+        for candidate in candidates:
+            self._candidates.forget_copy(candidate)
+            self._here.move(candidate.running, State.GONE)
+            self._notes.note("lost", candidate.key)
 
     # --- From the pool
 
@@ -89,8 +98,7 @@ class Intake(WorkerPart):
 
     def _note_pages(self, attempt: Attempt, entry: Entry) -> None:
         """Note the pool's pages of this attempt; a candidate that did not leave here has no more KV than these hold."""
-        running = self._here.find_attempt(attempt, State.CANDIDATE, State.RECEIVING)
-        candidate = None if running is None else running.candidate
+        candidate = self._candidates.find(attempt, State.CANDIDATE, State.RECEIVING)
         if candidate is None or candidate.is_evicted:
             return
         candidate.came = entry
@@ -148,7 +156,7 @@ class Intake(WorkerPart):
         The sender repeats the offer until the request is pulled, or until the sender has an answer."""
         entry, sender = offer.entry, frame.sender
         source, name, attempt = self._candidates.peers.get(sender), entry.request.id, entry.request.attempt
-        if self._here.newest(name) >= attempt or self._transfers.has_come((name, attempt)):
+        if self._here.newest(name) >= attempt or self._candidates.has_come((name, attempt)):
             is_asked = self._here.find_attempt((name, attempt), State.CANDIDATE, State.RECEIVING) is not None
             return [] if is_asked else [Send(sender, Cancel(name, attempt))]  # the sender has nothing to send any more
         if (name, attempt) in self._cancelled:
@@ -261,32 +269,24 @@ class Seats(WorkerPart):
         self._notes.note("joined", prompt.key)
 
     def seat_prompts(self, now: float) -> list[Command]:
-        """Seat waiting prompts in order while there is room, where steps are planned without seating prompts."""
-        for prompt in self._first_come():
-            is_blocked = not prompt.promise.is_rt and self._memory.owes_best_effort
-            if is_blocked or self._here.num_seated >= self._scheduler.most_seated:
-                break
-            if not self._memory.seat_beside_others(prompt):
-                break
-            self.seat(prompt)
-        return self.fetch()
-
-    def _first_come(self) -> Iterator[WorkerRequest]:
-        """Yield waiting prompts, in order, where they are seated without a choice by the scheduler.
+        """Seat waiting prompts in order while there is room, where steps are planned without seating prompts.
 
         No prompt overtakes the first that does not wait for a page: otherwise a large prompt could wait for ever.
-        Yield none while nothing has changed."""
-        waiting = self._queue.waiting
-        if not (self._scheduler.seats_by_arrival and waiting):
-            return
-        next_pages = self._memory.next_pages(waiting)
-        while not self._memory.is_stuck:
-            in_order = self._scheduler.seating_order(waiting)
+        No prompt is tried again while nothing has changed."""
+        memory, scheduler, waiting = self._memory, self._scheduler, self._queue.waiting
+        if not (scheduler.seats_by_arrival and waiting):
+            return self.fetch()
+        next_pages = memory.next_pages(waiting)
+        while not memory.is_stuck:
+            in_order = scheduler.seating_order(waiting)
             first = next((prompt for prompt in in_order if not next_pages.holds_up(prompt)), None)
-            if first is None:
-                return
-            yield first
+            if first is None or (memory.owes_best_effort and not first.promise.is_rt):
+                break
+            if self._here.num_seated >= scheduler.most_seated or not memory.seat_beside_others(first):
+                break
+            self.seat(first)
             next_pages.add(first)
+        return self.fetch()
 
     def has_seat(self, running: WorkerRequest) -> bool:
         """Return whether there is a seat for the request: free, or of a best-effort request that may be displaced."""

@@ -98,7 +98,7 @@ class Joining(WorkerPart):
                 commands += self.seats.copy_in(running, first.came.pages, running.fetched_from)
             else:  # the prefill worker is to send the KV to the blocks of the request
                 self._here.move(running, State.RECEIVING)
-                number = self._transfers.begin(first, first.source)
+                number = self._candidates.begin_transfer(first, first.source)
                 if not first.is_evicted:
                     self._notes.note("joined", first.key)  # from now on lost with this worker
                 receive = ReceiveKv(number, first.source.holder, running.blocks, running.kept_tokens)
@@ -125,7 +125,7 @@ class Joining(WorkerPart):
     # --- The KV of a candidate
 
     def received(self, event: KvReceived, now: float) -> list[Command]:
-        candidate = self._transfers.end(event.source, event.number, event.intact)
+        candidate = self._candidates.end_transfer(event.source, event.number, event.intact)
         self._memory.reconsider()
         self._counts.num_failed_transfers += not event.intact
         running = candidate.running
@@ -162,4 +162,4 @@ class Joining(WorkerPart):
 
     def repeat(self, to: str) -> list[Command]:
         source = self._candidates.peers.get(to)
-        return [candidate.pull for candidate in self._transfers.coming if candidate.source == source]
+        return [candidate.pull for candidate in self._here.coming if candidate.source == source]

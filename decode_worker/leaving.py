@@ -174,7 +174,7 @@ class Leaving(WorkerPart):
 
         The worker from which a request came back last is taken only if there is no other: the way there may be broken.
         """
-        offered = Counter(departure.to.name for departure in self._transfers.departures if departure.is_wanted)
+        offered = Counter(departure.to.name for departure in self._here.departures if departure.is_wanted)
         back = self._offering.came_back_from
         peers = self._candidates.peers
         others = sorted(peers.values(), key=lambda peer: (peer.name == back, offered[peer.name], peer.name))

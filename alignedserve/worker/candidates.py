@@ -18,8 +18,8 @@ always filled up would never end. The worker alone decides which requests are re
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from alignedserve.protocol.messages import Attempt, Member
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 LEAST_WIDTH = 256  # tokens: a spread that costs a step next to nothing
 _WEIGHT = 0.1  # of the newest join in the mean
 _GROWN = 64  # tokens by which members may have grown since the pool heard of the band
+_MOST_RECEIVED = 1000  # attempts that are remembered, for a sender that believes that KV never arrived
 
 
 class Candidates:
@@ -43,6 +44,8 @@ class Candidates:
         self.peers: dict[str, Member] = {}  # name -> worker that KV goes to and from directly
         self.arranged_in = -1  # the step in which the candidate requests were last put in order
         self.unwanted: list[tuple[str, Attempt]] = []  # (partner, attempt): KV that the partner need not hold any more
+        self._received: dict[Attempt, None] = {}  # the newest attempts that were received at any time
+        self._numbers: Counter[str] = Counter()  # holder of a source -> number of the newest transfer
 
     def __len__(self) -> int:
         return len(self._here.among(State.CANDIDATE))
@@ -75,8 +78,10 @@ class Candidates:
         first = min(self.batch, key=lambda member: member.due_at, default=None)
         return first is not None and now - first.since > (first.due_at - first.since) / 2
 
-    def find(self, attempt: Attempt) -> JoinCandidate | None:
-        return next((candidate for candidate in self.waiting if candidate.key == attempt), None)
+    def find(self, attempt: Attempt, *states: State) -> JoinCandidate | None:
+        """Return the candidate of this attempt, which is in one of these states."""
+        running = self._here.find_attempt(attempt, *states)
+        return None if running is None else running.candidate
 
     def add(self, candidate: JoinCandidate) -> None:
         candidate.running.candidate = candidate
@@ -96,35 +101,35 @@ class Candidates:
         for candidate in in_order:
             self._here.put_last(candidate.running)
 
-    def peer_lost(self, peer: Member) -> list[Attempt]:
-        """Forget this worker, and return the candidates that lose their KV with the worker.
-
-        Requests that had to leave are recomputed, and not returned. A transfer from this worker ends by a separate
-        event."""
-        self.peers.pop(peer.name, None)
-        return self._remove(lambda candidate: candidate.source == peer and not candidate.is_evicted)
-
-    def pool_lost(self) -> list[Attempt]:
-        """Return the candidates that lost their KV with the pool."""
-        for running in self._here.of(State.CANDIDATE, State.RECEIVING):
-            if running.candidate is not None:
-                running.candidate.came = replace(running.candidate.came, pages=())
-        return self._remove(lambda candidate: candidate.source is None)
-
-    def _remove(self, leaves: Callable[[JoinCandidate], bool]) -> list[Attempt]:
-        leaving = [candidate for candidate in self.waiting if leaves(candidate)]
-        for candidate in leaving:
-            self.remove(candidate)
-        return [candidate.key for candidate in leaving]
-
-    def remove(self, candidate: JoinCandidate) -> None:
-        self.forget_copy(candidate)
-        self._here.move(candidate.running, State.GONE)
-
     def forget_copy(self, candidate: JoinCandidate) -> None:
         """Note that the partner need not hold the KV any more."""
         if candidate.partner is not None:
             self.unwanted.append((candidate.partner.name, candidate.key))
+
+    # --- KV on the way here from another worker
+
+    def begin_transfer(self, candidate: JoinCandidate, source: Member) -> int:
+        """Return the number of a transfer of the candidate's KV; the caller orders to receive it, and pulls it."""
+        self._numbers[source.holder] += 1
+        candidate.transfer = source.holder, self._numbers[source.holder]
+        return self._numbers[source.holder]
+
+    def coming_from(self, source: str, number: int) -> JoinCandidate:
+        """Return the request with KV that comes from this holder under this number."""
+        return next(candidate for candidate in self._here.coming if candidate.transfer == (source, number))
+
+    def end_transfer(self, source: str, number: int, intact: bool) -> JoinCandidate:
+        candidate = self.coming_from(source, number)
+        candidate.transfer = None
+        if intact:
+            self._received[candidate.key] = None
+            if len(self._received) > _MOST_RECEIVED:
+                del self._received[next(iter(self._received))]
+        return candidate
+
+    def has_come(self, attempt: Attempt) -> bool:
+        """Return whether this attempt was received at any time."""
+        return attempt in self._received
 
 
 class RunningBatch:

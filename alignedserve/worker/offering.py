@@ -10,10 +10,10 @@ A departing request is in no step, and keeps its blocks until nothing reads them
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from alignedserve.explain.decisions import Kind
-from alignedserve.protocol.commands import Command
+from alignedserve.protocol.commands import Command, SendKv
 from alignedserve.protocol.events import KvSent, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Decline, Member, Pull, holder
 from alignedserve.scheduling.policy import Handoff
@@ -36,6 +36,7 @@ class Offering(WorkerPart):
         self.came_back_from = ""  # the worker that a request did not go to in the end
         self._sent: dict[Attempt, None] = {}  # that are with other workers
         self._asks_again = False
+        self._pulled: Counter[str] = Counter()  # holder of a receiver -> number of the newest Pull
         self._broken_at: dict[str, deque[float]] = {}  # worker -> the last times when KV did not come there
 
     def reached(self, running: WorkerRequest, now: float) -> Member | None:
@@ -56,12 +57,17 @@ class Offering(WorkerPart):
         self._here.move(departure.running, State.DEPARTING)
         return departure.ask
 
+    def departure_of(self, attempt: Attempt) -> Departure | None:
+        """Return the departure of this attempt, if still wanted."""
+        running = self._here.find_attempt(attempt, State.DEPARTING)
+        return None if running is None else running.departure
+
     def declined(self, message: Decline, frame: Received, now: float) -> None:
         """Let an offered request go on here. If it has gone already and its KV has not arrived, the request is lost."""
         attempt = message.request, message.attempt
         if message.is_failed:
             self._broken_at.setdefault(frame.sender, deque(maxlen=MOST_BROKEN)).append(now)
-        departure = self._transfers.departure_of(attempt)
+        departure = self.departure_of(attempt)
         if departure is not None:
             self.stays(departure)
         elif message.is_failed and attempt in self._sent:
@@ -80,17 +86,34 @@ class Offering(WorkerPart):
             self._notes.note("joined", running.key)  # the other worker may have claimed the request
         self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(self._here.residents))
 
+    # --- What other workers pull
+
     def pulled(self, pull: Pull, frame: Received, now: float) -> list[Command]:
         """Send the KV that another worker pulls; send nothing where the request has gone on."""
         receiver = holder(frame.sender, frame.incarnation)
-        if self._transfers.is_late(receiver, pull.number):
+        if self.is_late(receiver, pull.number):
             return []
-        return [self._transfers.send(receiver, pull.number, (pull.request, pull.attempt))]
+        return [self.send(receiver, pull.number, (pull.request, pull.attempt))]
+
+    def is_late(self, receiver: str, number: int) -> bool:
+        """Return whether a Pull was repeated, or came after a later Pull: the receiver waits for it no longer."""
+        if number <= self._pulled[receiver]:
+            return True
+        self._pulled[receiver] = number
+        return False
+
+    def send(self, receiver: str, number: int, attempt: Attempt) -> SendKv:
+        """Return the order to send what this holder pulls; nothing is sent of what has gone on, or is under way."""
+        departure = self.departure_of(attempt)
+        if departure is None or departure.number is not None or departure.to.holder != receiver:
+            return SendKv(number, receiver, (), ())
+        departure.number, running = number, departure.running
+        return SendKv(number, receiver, running.blocks, running.kept_tokens)
 
     def sent(self, event: KvSent, now: float) -> list[Command]:
         """End the transfer of an offered request. Where the transfer failed, offer the request again: the answer says
         whether the request has arrived, since two workers must not go on with the same request."""
-        departure = self._transfers.pulled_as(event.to, event.number)
+        departure = self.pulled_as(event.to, event.number)
         if departure is None:
             return []
         self._counts.num_failed_transfers += not event.ok
@@ -111,6 +134,10 @@ class Offering(WorkerPart):
         self.remove(departure)
         return self._holds.release(running.key, departure.to.name)
 
+    def pulled_as(self, receiver: str, number: int) -> Departure | None:
+        """Return the departure that this holder has pulled under this number."""
+        return next((of for of in self._here.departures if (of.to.holder, of.number) == (receiver, number)), None)
+
     def remove(self, departure: Departure) -> None:
         """Free the blocks of a request that is here no more."""
         self._here.move(departure.running, State.GONE)
@@ -121,7 +148,7 @@ class Offering(WorkerPart):
         answer at once, and did not: this request may have ended that worker, and would end the next. The end of a
         transfer is heard in any case."""
         self._broken_at.pop(event.member.name, None)
-        lost = [departure for departure in self._transfers.unpulled if departure.to == event.member]
+        lost = [departure for departure in self._unpulled if departure.to == event.member]
         first = next((departure for departure in lost if departure.goes_on_there and not departure.waits_there), None)
         for departure in lost:
             if departure is not first:
@@ -147,17 +174,22 @@ class Offering(WorkerPart):
         else:
             self._here.move(running, State.ABANDONED)
 
+    @property
+    def _unpulled(self) -> list[Departure]:
+        """Return the wanted departures that the receivers have not pulled yet."""
+        return [departure for departure in self._here.departures if departure.is_wanted and departure.number is None]
+
     def ask_again(self) -> None:
         self._asks_again = True
 
     def ask_pending(self, now: float) -> list[Command]:
         """Repeat the offers of requests that were not pulled: the offer or its answer may be lost."""
         again, self._asks_again = self._asks_again, False
-        return [departure.ask for departure in self._transfers.unpulled] if again else []
+        return [departure.ask for departure in self._unpulled] if again else []
 
     def repeat(self, to: str) -> list[Command]:
-        return [departure.ask for departure in self._transfers.unpulled if departure.to.name == to]
+        return [departure.ask for departure in self._unpulled if departure.to.name == to]
 
     @property
     def awaits_answer(self) -> bool:
-        return bool(self._transfers.departures)
+        return bool(self._here.departures)

@@ -99,7 +99,6 @@ class WorkerPart(CorePart):
         self._here, self._memory, self._pool, self._log = worker.here, worker.memory, worker.pool, worker.log
         here, memory, pool, log = worker.here, worker.memory, worker.pool, worker.log
         self._queue, self._candidates, self._batch = here.queue, here.candidates, here.batch
-        self._transfers = here.transfers
         self._limits, self._steps, self._scheduler = memory.limits, memory.steps, memory.scheduler
         self._pace, self._policy, self._pages = memory.pace, memory.pace.policy, memory.pages
         self._holds, self._writer = pool.holds, pool.writer

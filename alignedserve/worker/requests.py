@@ -14,9 +14,9 @@ from alignedserve.core import Chunk
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Attempt
 from alignedserve.worker.candidates import Candidates, RunningBatch
+from alignedserve.worker.step.moves import Departure, JoinCandidate
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
-from alignedserve.worker.transfers import Transfers
 
 if TYPE_CHECKING:
     from alignedserve.worker.arriving import PromptQueue  # which takes requests from here
@@ -47,7 +47,6 @@ class Requests:
         self.copies: dict[int, WorkerRequest] = {}  # under way to blocks of these requests
         self.from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when the pool was lost
         self.candidates, self.batch = Candidates(self), RunningBatch()
-        self.transfers = Transfers(self)
         self._short_at = 0  # how many were seated when a request last left for lack of memory; 0: forgotten
 
     def move(self, running: WorkerRequest, state: State, first: bool = False) -> None:
@@ -132,11 +131,7 @@ class Requests:
     @property
     def num_seated(self) -> int:
         """Return how many requests have a seat, also departing requests, which may have to stay."""
-        return sum(map(len, self._seated)) + len(self.transfers.departures)
-
-    @property
-    def num_joining(self) -> int:
-        return len(self.among(State.JOINING))
+        return sum(map(len, self._seated)) + len(self.departures)
 
     @property
     def num_fetching(self) -> int:
@@ -151,6 +146,18 @@ class Requests:
     def kept(self) -> Collection[WorkerRequest]:
         """Return the ended requests with an answer that is copied to the pool."""
         return self.among(State.KEPT)
+
+    @property
+    def coming(self) -> list[JoinCandidate]:
+        """Return the requests with a transfer that writes to their blocks, wanted or not."""
+        candidates = [running.candidate for running in self.of(State.RECEIVING, State.ABANDONED)]
+        return [candidate for candidate in candidates if candidate is not None and candidate.transfer is not None]
+
+    @property
+    def departures(self) -> list[Departure]:
+        """Return the departures of requests that still have blocks, wanted or not."""
+        departures = [running.departure for running in self.of(State.DEPARTING, State.ABANDONED)]
+        return [of for of in departures if of is not None and (of.is_wanted or of.number is not None)]
 
     @property
     def abandoned(self) -> list[WorkerRequest]:

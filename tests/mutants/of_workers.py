@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _DECODE, _WORKER = "decode_worker", "alignedserve/worker"
-_OFFERING, _TRANSFERS = f"{_WORKER}/offering.py", f"{_WORKER}/transfers.py"
+_OFFERING = f"{_WORKER}/offering.py"
 
 _NAMED = f"{_WORKER}/step/blocks.py"
 
@@ -99,7 +99,7 @@ PREFILL = (
     ),
     Mutant(
         "repeated pull sent again",
-        _TRANSFERS,
+        _OFFERING,
         "number <= self._pulled[receiver]",
         "number < self._pulled[receiver]",
         "A Pull that comes twice is answered twice.",
@@ -245,14 +245,14 @@ DECODE = (
     ),
     Mutant(
         "pages of a transfer outlive their pool",
-        f"{_WORKER}/candidates.py",
+        f"{_DECODE}/arriving.py",
         "self._here.of(State.CANDIDATE, State.RECEIVING)",
         "self._here.of(State.CANDIDATE)",
         "A request whose transfer failed is copied from pages of a pool that died.",
     ),
     Mutant(
         "evicted request seated from another's KV",
-        _TRANSFERS,
+        _OFFERING,
         "departure is None or departure.number is not None or departure.to.holder != receiver",
         "departure is None or departure.number is not None",
         "KV goes to a later life of the worker than that which was to have it.",

@@ -30,4 +30,4 @@ def parts_of(worker: Worker, offering: Offering) -> tuple[FormPart, FormPart]:
     rewriting = PageRewriting(worker)
     if not worker.memory.pace.policy.prefetch:
         return rewriting, FormPart(worker)
-    return rewriting, Prefetching(worker, offering) if worker.memory.decodes else Buffers(worker)
+    return rewriting, Prefetching(worker, offering) if worker.memory.decodes else Buffers(worker, offering)

@@ -17,6 +17,7 @@ from alignedserve.forms.messages import Evict, LetGo, Prefetch, Prefetched
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, Send, SendKv
 from alignedserve.protocol.events import CopiedIn, KvReceived, KvSent, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Member, Pull, holder
+from alignedserve.worker.offering import Offering
 from alignedserve.worker.part import Events, FormPart, Worker
 from alignedserve.worker.setup import running_of
 from alignedserve.worker.step.request import attempt_of
@@ -67,8 +68,9 @@ class Buffers(FormPart):
     two workers run in order.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, offering: Offering) -> None:
         super().__init__(worker)
+        self._offering = offering
         self._waiting: dict[str, deque[tuple[int, Attempt]]] = {}  # holder of a receiver -> its Pulls that wait
         self._buffers: list[Buffer] = []
         self._pulls: Counter[str] = Counter()  # holder of a sender -> the number of the last Pull from it
@@ -198,7 +200,7 @@ class Buffers(FormPart):
 
     def _pulled(self, pull: Pull, frame: Received, now: float) -> list[Command]:
         receiver = holder(frame.sender, frame.incarnation)
-        if self._transfers.is_late(receiver, pull.number):
+        if self._offering.is_late(receiver, pull.number):
             return []
         self._waiting.setdefault(receiver, deque()).append((pull.number, (pull.request, pull.attempt)))
         return self._answer(receiver)
@@ -219,7 +221,7 @@ class Buffers(FormPart):
         """Send the KV of a buffer, or else of a request that was offered."""
         buffer = next((buffer for buffer in self._buffers if buffer.key == attempt and buffer.is_here), None)
         if buffer is None:
-            return self._transfers.send(receiver, number, attempt)
+            return self._offering.send(receiver, number, attempt)
         buffer.transfer = (receiver, number)
         return SendKv(number, receiver, buffer.blocks, buffer.tokens)
 

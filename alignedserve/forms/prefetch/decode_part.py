@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from alignedserve.core import WORKERS, PreemptionCause, Role, units_for
@@ -152,25 +152,24 @@ class Prefetching(FormPart):
         return tokens_left(candidate.running.request, self._policy, len(candidate.running.output))
 
     def _prefetched(self, message: Prefetched, frame: Received, now: float) -> list[Command]:
-        """Tell the sender which of these are not wanted any more: an earlier word may have been lost.
+        """Note which candidates' KV the sender has; tell the sender which is not wanted any more: an earlier word may
+        have been lost.
 
         The answer to an Evict may be heard before, or after, its transfer is known to have been sent."""
-        sender = frame.sender
-        leaving = [of.running.key for of in self._transfers.departures if of.is_wanted and of.to.name == sender]
-        unwanted = [key for key in message.attempts if key not in leaving and not self._can_be_pulled(sender, key)]
+        sender, unwanted = frame.sender, list[Attempt]()
+        peer = self._candidates.peers.get(sender)
+        moving = [of.running.key for of in self._here.departures if of.is_wanted and of.to.name == sender]
+        moving += [of.key for of in self._here.coming if of.source is not None and of.source.name == sender]
+        for attempt in message.attempts:
+            candidate = self._candidates.find(attempt, State.CANDIDATE)
+            if candidate is not None and peer is not None and candidate.partner == peer:
+                candidate.source = peer
+            elif attempt not in moving:
+                unwanted.append(attempt)
         return [Send(sender, Cancel(*attempt)) for attempt in unwanted]
 
-    def _can_be_pulled(self, partner: str, attempt: Attempt) -> bool:
-        """Note that the partner has the KV of this attempt; return whether it waits here, or is being pulled."""
-        candidate, peer = self._candidates.find(attempt), self._candidates.peers.get(partner)
-        if candidate is not None and peer is not None and candidate.partner == peer:
-            candidate.source = peer
-            return True
-        coming = self._transfers.coming
-        return any(of.key == attempt and of.source is not None and of.source.name == partner for of in coming)
-
     def _received(self, event: KvReceived, now: float) -> None:
-        candidate = self._transfers.find(event.source, event.number)
+        candidate = self._candidates.coming_from(event.source, event.number)
         is_wanted = candidate.running.state is State.RECEIVING
         self.num_prefetched += event.intact and is_wanted and candidate.is_copied
 
@@ -198,7 +197,7 @@ class Prefetching(FormPart):
         if not self._is_on or self._policy.scheduler is SchedulerName.APT_SERVE:
             return []
         here, memory, commands = self._here, self._memory, list[Command]()
-        departing = memory.num_freed(departure.running for departure in self._transfers.departures)
+        departing = memory.num_freed(departure.running for departure in self._here.departures)
         lacking = self._blocks_needed(_AHEAD_STEPS) - memory.num_free - departing
         while lacking > 0 and len(here.residents) > 1:
             running = self._scheduler.leaving((), (*here.residents.values(),), memory.context(now))
@@ -220,7 +219,7 @@ class Prefetching(FormPart):
     def _holder_for(self, running: WorkerRequest) -> Member | None:
         """Return the prefill worker that the request is to leave for."""
         used = self._used
-        for departure in self._transfers.departures:
+        for departure in self._here.departures:
             used[departure.to.name] += len(departure.running.blocks)
         peers = [peer for peer in self.holders if self._steps.number >= self._refused_until.get(peer.name, 0)]
         return self._partner_for(len(running.blocks), peers, used)
@@ -234,7 +233,7 @@ class Prefetching(FormPart):
     def _sent(self, event: KvSent, now: float) -> None:
         """Make a candidate of a request when the KV has left: the request joins again when there is room. Else the
         request stays."""
-        departure = self._transfers.pulled_as(event.to, event.number)
+        departure = self._offering.pulled_as(event.to, event.number)
         if not isinstance(departure, Eviction) or not departure.is_wanted:
             return
         self._counts.num_failed_transfers += not event.ok
@@ -255,28 +254,26 @@ class Prefetching(FormPart):
     def _let_go(self, message: LetGo, frame: Received, now: float) -> None:
         """Let candidates join from the pool, let requests stay that have not left, and recompute requests without
         KV."""
-        sender, attempts = frame.sender, set(message.attempts)
-        for candidate in self._candidates.waiting:
-            is_held = candidate.partner is not None and candidate.partner.name == sender
-            if is_held and candidate.key in attempts and not candidate.is_evicted:
-                candidate.source, candidate.partner, candidate.is_refused = None, None, True
+        sender = frame.sender
         for attempt in message.attempts:
-            departure = self._transfers.departure_of(attempt)
+            departure = self._offering.departure_of(attempt)
             if departure is not None and departure.to.name == sender and departure.number is None:
                 self._refused_until[sender] = self._steps.number + _REFUSED_STEPS
                 self._offering.stays(departure)
-        self._recompute(sender, attempts)
+        for candidate in self._candidates.waiting:
+            is_held = candidate.partner is not None and candidate.partner.name == sender
+            if is_held and candidate.key in message.attempts:
+                self._go_without(candidate, is_refused=True)
 
     def _peer_lost(self, event: MemberLost, now: float) -> None:
-        """Let candidates join from the pool, which still has the KV; recompute requests that had to leave."""
+        """Let candidates join from the pool, if it still has the KV; recompute requests that had to leave."""
         for candidate in self._candidates.waiting:
-            if candidate.partner == event.member and candidate.came.pages:
-                candidate.source = candidate.partner = None
-        self._recompute(event.member.name)
+            if candidate.partner == event.member and (candidate.is_evicted or candidate.came.pages):
+                self._go_without(candidate, candidate.is_refused)
 
-    def _recompute(self, holder: str, attempts: Collection[Attempt] | None = None) -> None:
-        """Put the requests that had to leave for this member, the named ones or all, back among the waiting."""
-        for candidate in self._candidates.requests:
-            is_named, source = attempts is None or candidate.key in attempts, candidate.source
-            if candidate.is_evicted and is_named and source is not None and source.name == holder:
-                self._queue.put_back(candidate.running)
+    def _go_without(self, candidate: JoinCandidate, is_refused: bool) -> None:
+        """Have the pool's copy of a candidate read, or recompute a request that had to leave."""
+        if candidate.is_evicted:
+            self._queue.put_back(candidate.running)
+        else:
+            candidate.source, candidate.partner, candidate.is_refused = None, None, is_refused
