@@ -1,8 +1,4 @@
-"""Requests that come to a decode worker: candidates of the pool and of prefill workers, and prompts that get a seat.
-
-Batch, Offer ─▶ candidate ─▶ (joining.py)
-waiting ── a seat ──▶ prompt, after a copy of the pool's pages of the beginning
-"""
+"""Requests that come to a decode worker as candidates, from the pool and from prefill workers (then joining.py)."""
 
 from __future__ import annotations
 
@@ -11,15 +7,14 @@ from dataclasses import replace
 from alignedserve.core import Entry, units_for
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.cancelled import CancelledAttempts
-from alignedserve.protocol.commands import Command, CopyIn, PrepareSyntax, Send
-from alignedserve.protocol.events import CopiedIn, MemberJoined, MemberLost, Received, SyntaxReady
+from alignedserve.protocol.commands import Command, PrepareSyntax, Send
+from alignedserve.protocol.events import MemberJoined, MemberLost, Received, SyntaxReady
 from alignedserve.protocol.messages import AskBatch, Attempt, Batch, Cancel, Decline, Kept, Member, Offer, Release
 from alignedserve.scheduling.policy import Grouping, Room
 from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.requests import PRESENT
 from alignedserve.worker.setup import running_of
 from alignedserve.worker.step.moves import JoinCandidate
-from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
 _STOCK = 8  # with 64 seats, 8 candidates wait to join as others end
@@ -240,128 +235,3 @@ class Intake(WorkerPart):
     @property
     def awaits_answer(self) -> bool:
         return self._asked is not None
-
-
-class Seats(WorkerPart):
-    """Gives waiting prompts seats, and copies KV from the pool: the beginning of a prompt, or all of a joining
-    candidate."""
-
-    def __init__(self, worker: Worker) -> None:
-        super().__init__(worker)
-        self._new: list[int] = []  # copies to prompts, not ordered yet
-        self.num_reused_tokens = 0  # that were not computed because the pool had KV
-        self.num_spoiled_pages = 0  # of the pool that were not intact
-
-    def seat(self, prompt: WorkerRequest) -> None:
-        """Give a prompt with blocks its seat; the prompt runs after a copy of the pages that the pool has."""
-        self._queue.waiting.remove(prompt)
-        has_left = len(prompt.output) > len(prompt.request.emitted)  # then recomputed without `schedule.evict`
-        may_fetch = not prompt.kv.form and (self._policy.evict or not has_left) and self._pool.member is not None
-        if self._pages.has_to_fetch(prompt) and may_fetch:
-            self._new.append(self._here.begin_copy(prompt, State.FETCHING))
-            if not self._memory.copies_beside:
-                self._pace.fetched_s += prompt.fetch_s
-            prompt.begin_fetch(self._limits.page_size)
-        else:
-            prompt.end_fetch()
-            self._here.move(prompt, State.PROMPT)
-        self._decisions.note(Kind.SEATED, prompt.request, tokens=prompt.prefix)
-        self._notes.note("joined", prompt.key)
-
-    def seat_prompts(self, now: float) -> list[Command]:
-        """Seat waiting prompts in order while there is room, where steps are planned without seating prompts.
-
-        No prompt overtakes the first that does not wait for a page: otherwise a large prompt could wait for ever.
-        No prompt is tried again while nothing has changed."""
-        memory, scheduler, waiting = self._memory, self._scheduler, self._queue.waiting
-        if not (scheduler.seats_by_arrival and waiting):
-            return self.fetch()
-        next_pages = memory.next_pages(waiting)
-        while not memory.is_stuck:
-            in_order = scheduler.seating_order(waiting)
-            first = next((prompt for prompt in in_order if not next_pages.holds_up(prompt)), None)
-            if first is None or (memory.owes_best_effort and not first.promise.is_rt):
-                break
-            if self._here.num_seated >= scheduler.most_seated or not memory.seat_beside_others(first):
-                break
-            self.seat(first)
-            next_pages.add(first)
-        return self.fetch()
-
-    def has_seat(self, running: WorkerRequest) -> bool:
-        """Return whether there is a seat for the request: free, or of a best-effort request that may be displaced."""
-        if self._here.num_seated < self._limits.max_batch:
-            return True
-        displaces = running.promise.is_rt and self._policy.is_rt_first
-        others = len(self._here.best_effort) if displaces else 0
-        return self._here.num_seated - others < self._limits.max_batch
-
-    # --- Copies from the pool
-
-    def fetch(self) -> list[Command]:
-        """Order the copies to newly seated prompts, behind copies of the requests that left the blocks."""
-        new, self._new = self._new, []
-        return [*self._memory.orders(), *map(self._fetch, new)] if new else []
-
-    def _fetch(self, number: int) -> Command:
-        """Return the order to copy what the device lacks of a prompt."""
-        prompt = self._here.copies[number]
-        blocks = prompt.blocks[: units_for(prompt.prefix, self._limits.block_size)]
-        return self._copy(number, prompt.known, blocks, prompt.tokens(0, prompt.prefix), prompt.fetched_from)
-
-    def copy_in(self, running: WorkerRequest, pages: tuple[int, ...], start: int = 0) -> list[Command]:
-        """Copy all of a request to its blocks from these pages, from the page that begins with token `start` on."""
-        number = self._here.begin_copy(running, State.JOINING)
-        # The copy, or the first step, may end this process before another frame gets out. So the router hears of the
-        # request now, and charges the death to the request.
-        self._notes.note("joined", running.key)
-        return [*self._memory.orders(), self._copy(number, pages, running.blocks, running.kept_tokens, start)]
-
-    def _copy(
-        self, number: int, pages: tuple[int, ...], blocks: tuple[int, ...], tokens: tuple[int, ...], start: int
-    ) -> CopyIn:
-        assert self._pool.member is not None, "pages and entries are lost with their pool"
-        lacking = pages[start // self._limits.page_size :]
-        return CopyIn(number, self._pool.member.holder, lacking, blocks, tokens, start, self._memory.copies_beside)
-
-    def copied_in(self, event: CopiedIn, now: float) -> list[Command]:
-        """Let the request run, now that its copy has ended.
-
-        No other request gets KV that is not intact: the pool forgets these pages, since the next attempt could commit
-        them again, with the rest from a device. A prompt is recomputed. For a request that was to decode, the owner
-        starts the next attempt, which begins with the prompt."""
-        here, running = self._here, self._here.end_copy(event.number)
-        if running is None:  # the copy was to a buffer of a form
-            return []
-        if running.state is State.ABANDONED:
-            here.move(running, State.GONE)
-            self._memory.release(running)
-            return []
-        is_prompt, pages = running.state is State.FETCHING, running.known
-        if is_prompt:
-            running.end_fetch()
-            self._memory.reconsider()  # another prompt may have waited for these pages
-        if event.intact:
-            here.move(running, State.PROMPT if is_prompt else State.RESIDENT)
-            if is_prompt:
-                running.came_with(running.prefix)
-                self.num_reused_tokens += running.prefix - running.fetched_from
-            else:
-                self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(here.residents))
-            self._pages.publish(running)
-            # A request that lacks its beginning is copied to other pages next time.
-            is_let_go = self._memory.dropping.drop(running) if is_prompt else running.num_lost > 0
-            return self._holds.release(running.key) if is_let_go else []
-        if is_prompt:
-            running.forget_known()
-            self._queue.put_back(running)
-        else:
-            here.move(running, State.GONE)
-            self._memory.release(running)
-            self._notes.note("lost", running.key)
-            self._decisions.note(Kind.LOST, running.request, why="its KV in the pool was not intact")
-        if event.number in here.from_lost_pool:
-            return [] if is_prompt else self._holds.release(running.key)
-        self.num_spoiled_pages += len(pages)
-        self._counts.num_refused += 1
-        return [*self._pool.tell_spoiled(pages), *self._holds.release(running.key)]

@@ -1,12 +1,16 @@
-"""Candidates that become residents: copied from the pool, or pulled from another worker."""
+"""Requests that get seats: candidates, copied from the pool or pulled from another worker, and waiting prompts.
+
+candidate ── a seat: CopyIn, or Pull and ReceiveKv ──▶ joining or receiving ──▶ resident
+waiting ──── a seat ──▶ prompt, after a copy of the pool's pages of the beginning
+"""
 
 from __future__ import annotations
 
-from alignedserve.decode_worker.arriving import Seats
+from alignedserve.core import units_for
 from alignedserve.decode_worker.leaving import Leaving
 from alignedserve.explain.decisions import Kind
-from alignedserve.protocol.commands import Command, ReceiveKv, Send
-from alignedserve.protocol.events import KvReceived
+from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, Send
+from alignedserve.protocol.events import CopiedIn, KvReceived
 from alignedserve.protocol.messages import Decline
 from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.slo import Rank, Standing, Work
@@ -16,16 +20,27 @@ from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
 
-class Joining(WorkerPart):
-    """Lets candidates join the decoding requests, in order, as soon as there is a seat and memory.
+class Seats(WorkerPart):
+    """Gives seats: to candidates, which join the decoding requests in order, and to waiting prompts.
 
-    KV in the pool is copied (Seats.copy_in), KV on another worker's device is pulled."""
+    KV in the pool is copied: all of a candidate, or the beginning of a prompt. KV on another worker is pulled."""
 
-    def __init__(self, worker: Worker, seats: Seats, leaving: Leaving) -> None:
+    def __init__(self, worker: Worker, leaving: Leaving) -> None:
         super().__init__(worker)
-        self.seats, self._leaving = seats, leaving
+        self._leaving = leaving
+        self._new: list[int] = []  # copies to prompts, not ordered yet
+        self.num_reused_tokens = 0  # that were not computed because the pool had KV
+        self.num_spoiled_pages = 0  # of the pool that were not intact
 
-    # --- The next candidate
+    def seat_all(self, now: float) -> list[Command]:
+        """Seat candidates, which have waited already, and then prompts."""
+        self._here.forget_shortage()  # others may take the seats of requests that have ended
+        commands = self._seat_candidates(now)
+        if self.takes_prompts(now):
+            commands += self._seat_prompts(now)
+        return commands
+
+    # --- Candidates
 
     def next_candidate(self, now: float) -> JoinCandidate | None:
         """Return the candidate that joins next; None where none may join now.
@@ -54,14 +69,6 @@ class Joining(WorkerPart):
         times, late = self._pace.times, self._policy.late
         return candidate.is_pinned or self._standing(candidate, now).rank(times, late) is Rank.URGENT_RT
 
-    def seat(self, now: float) -> list[Command]:
-        """Seat candidates, which have waited already, and then prompts."""
-        self._here.forget_shortage()  # others may take the seats of requests that have ended
-        commands = self._seat_candidates(now)
-        if self.takes_prompts(now):
-            commands += self.seats.seat_prompts(now)
-        return commands
-
     def _seat_candidates(self, now: float) -> list[Command]:
         """Seat candidates in order; no candidate overtakes the first."""
         commands, ordering, times, late = list[Command](), self._policy.ordering, self._pace.times, self._policy.late
@@ -77,7 +84,7 @@ class Joining(WorkerPart):
                 commands += self._leaving.yield_to(running, room, now)
             elif self._policy.swaps:
                 commands += self._leaving.swap_for(running, room, now) or ()
-            if not self.seats.has_seat(running):
+            if not self._has_seat(running):
                 break
             memory, is_pooled = self._memory, first.source is None
             if not (memory.seat_beside_others(running, has_kv=True) if is_pooled else memory.seat(running, room)):
@@ -95,7 +102,7 @@ class Joining(WorkerPart):
                 self._pace.coming.joined(running.request.slo.tbt_s, now)
             commands += self._here.drop(first.key[0], first.key[1] - 1)
             if first.source is None:
-                commands += self.seats.copy_in(running, first.came.pages, running.fetched_from)
+                commands += self._copy_in(running, first.came.pages, running.fetched_from)
             else:  # the prefill worker is to send the KV to the blocks of the request
                 self._here.move(running, State.RECEIVING)
                 number = self._candidates.begin_transfer(first, first.source)
@@ -122,7 +129,123 @@ class Joining(WorkerPart):
                 self._batch.begins(candidate.batch)
             self._batch.joined(now - candidate.since)
 
-    # --- The KV of a candidate
+    def _has_seat(self, running: WorkerRequest) -> bool:
+        """Return whether there is a seat for the request: free, or of a best-effort request that may be displaced."""
+        if self._here.num_seated < self._limits.max_batch:
+            return True
+        displaces = running.promise.is_rt and self._policy.is_rt_first
+        others = len(self._here.best_effort) if displaces else 0
+        return self._here.num_seated - others < self._limits.max_batch
+
+    # --- Prompts
+
+    def seat(self, prompt: WorkerRequest) -> None:
+        """Give a prompt with blocks its seat; the prompt runs after a copy of the pages that the pool has."""
+        self._queue.waiting.remove(prompt)
+        has_left = len(prompt.output) > len(prompt.request.emitted)  # then recomputed without `schedule.evict`
+        may_fetch = not prompt.kv.form and (self._policy.evict or not has_left) and self._pool.member is not None
+        if self._pages.has_to_fetch(prompt) and may_fetch:
+            self._new.append(self._here.begin_copy(prompt, State.FETCHING))
+            if not self._memory.copies_beside:
+                self._pace.fetched_s += prompt.fetch_s
+            prompt.begin_fetch(self._limits.page_size)
+        else:
+            prompt.end_fetch()
+            self._here.move(prompt, State.PROMPT)
+        self._decisions.note(Kind.SEATED, prompt.request, tokens=prompt.prefix)
+        self._notes.note("joined", prompt.key)
+
+    def _seat_prompts(self, now: float) -> list[Command]:
+        """Seat waiting prompts in order while there is room, where steps are planned without seating prompts.
+
+        No prompt overtakes the first that does not wait for a page: otherwise a large prompt could wait for ever.
+        No prompt is tried again while nothing has changed."""
+        memory, scheduler, waiting = self._memory, self._scheduler, self._queue.waiting
+        if not (scheduler.seats_by_arrival and waiting):
+            return self.fetch()
+        next_pages = memory.next_pages(waiting)
+        while not memory.is_stuck:
+            in_order = scheduler.seating_order(waiting)
+            first = next((prompt for prompt in in_order if not next_pages.holds_up(prompt)), None)
+            if first is None or (memory.owes_best_effort and not first.promise.is_rt):
+                break
+            if self._here.num_seated >= scheduler.most_seated or not memory.seat_beside_others(first):
+                break
+            self.seat(first)
+            next_pages.add(first)
+        return self.fetch()
+
+    # --- Copies from the pool
+
+    def fetch(self) -> list[Command]:
+        """Order the copies to newly seated prompts, behind copies of the requests that left the blocks."""
+        new, self._new = self._new, []
+        return [*self._memory.orders(), *map(self._fetch, new)] if new else []
+
+    def _fetch(self, number: int) -> Command:
+        """Return the order to copy what the device lacks of a prompt."""
+        prompt = self._here.copies[number]
+        blocks = prompt.blocks[: units_for(prompt.prefix, self._limits.block_size)]
+        return self._copy(number, prompt.known, blocks, prompt.tokens(0, prompt.prefix), prompt.fetched_from)
+
+    def _copy_in(self, running: WorkerRequest, pages: tuple[int, ...], start: int = 0) -> list[Command]:
+        """Copy all of a request to its blocks from these pages, from the page that begins with token `start` on."""
+        number = self._here.begin_copy(running, State.JOINING)
+        # The copy, or the first step, may end this process before another frame gets out. So the router hears of the
+        # request now, and charges the death to the request.
+        self._notes.note("joined", running.key)
+        return [*self._memory.orders(), self._copy(number, pages, running.blocks, running.kept_tokens, start)]
+
+    def _copy(
+        self, number: int, pages: tuple[int, ...], blocks: tuple[int, ...], tokens: tuple[int, ...], start: int
+    ) -> CopyIn:
+        assert self._pool.member is not None, "pages and entries are lost with their pool"
+        lacking = pages[start // self._limits.page_size :]
+        return CopyIn(number, self._pool.member.holder, lacking, blocks, tokens, start, self._memory.copies_beside)
+
+    def copied_in(self, event: CopiedIn, now: float) -> list[Command]:
+        """Let the request run, now that its copy has ended.
+
+        No other request gets KV that is not intact: the pool forgets these pages, since the next attempt could commit
+        them again, with the rest from a device. A prompt is recomputed. For a request that was to decode, the owner
+        starts the next attempt, which begins with the prompt."""
+        here, running = self._here, self._here.end_copy(event.number)
+        if running is None:  # the copy was to a buffer of a form
+            return []
+        if running.state is State.ABANDONED:
+            here.move(running, State.GONE)
+            self._memory.release(running)
+            return []
+        is_prompt, pages = running.state is State.FETCHING, running.known
+        if is_prompt:
+            running.end_fetch()
+            self._memory.reconsider()  # another prompt may have waited for these pages
+        if event.intact:
+            here.move(running, State.PROMPT if is_prompt else State.RESIDENT)
+            if is_prompt:
+                running.came_with(running.prefix)
+                self.num_reused_tokens += running.prefix - running.fetched_from
+            else:
+                self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(here.residents))
+            self._pages.publish(running)
+            # A request that lacks its beginning is copied to other pages next time.
+            is_let_go = self._memory.dropping.drop(running) if is_prompt else running.num_lost > 0
+            return self._holds.release(running.key) if is_let_go else []
+        if is_prompt:
+            running.forget_known()
+            self._queue.put_back(running)
+        else:
+            here.move(running, State.GONE)
+            self._memory.release(running)
+            self._notes.note("lost", running.key)
+            self._decisions.note(Kind.LOST, running.request, why="its KV in the pool was not intact")
+        if event.number in here.from_lost_pool:
+            return [] if is_prompt else self._holds.release(running.key)
+        self.num_spoiled_pages += len(pages)
+        self._counts.num_refused += 1
+        return [*self._pool.tell_spoiled(pages), *self._holds.release(running.key)]
+
+    # --- KV from another worker
 
     def received(self, event: KvReceived, now: float) -> list[Command]:
         candidate = self._candidates.end_transfer(event.source, event.number, event.intact)
@@ -147,7 +270,7 @@ class Joining(WorkerPart):
             self._queue.put_back(running)
             return []
         if candidate.came.pages and self._pool.member is not None:
-            return self.seats.copy_in(running, candidate.came.pages)
+            return self._copy_in(running, candidate.came.pages)
         self._here.move(running, State.GONE)
         self._memory.release(running)
         released = self._holds.release(attempt)

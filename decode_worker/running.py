@@ -19,7 +19,7 @@ from itertools import repeat
 
 from alignedserve.core import Chunk, Decode, FinishReason, PreemptionCause, StepPlan
 from alignedserve.cost.model import Shape
-from alignedserve.decode_worker.joining import Joining
+from alignedserve.decode_worker.joining import Seats
 from alignedserve.decode_worker.leaving import Leaving
 from alignedserve.decode_worker.pool_traffic import PagesToWrite, PageWriting
 from alignedserve.explain.decisions import Kind
@@ -63,11 +63,9 @@ _ANSWER = "answer"  # timer: the next step waits no longer for the pool
 class Stepping(WorkerPart):
     """Plans a step: memory for the next tokens, the choice, and a step ahead of the one in flight."""
 
-    def __init__(
-        self, worker: Worker, arrivals: Arrivals, joining: Joining, leaving: Leaving, elsewhere: FormPart
-    ) -> None:
+    def __init__(self, worker: Worker, arrivals: Arrivals, seats: Seats, leaving: Leaving, elsewhere: FormPart) -> None:
         super().__init__(worker)
-        self._arrivals, self._joining, self._seats = arrivals, joining, joining.seats
+        self._arrivals, self._seats = arrivals, seats
         self._leaving, self._elsewhere = leaving, elsewhere
         self._shares = CallerShares(self._limits.max_batch, self._pace, self._queue.waiting)
         self._all_run = False  # whether the newest choice left out no request that could decode
@@ -177,7 +175,7 @@ class Stepping(WorkerPart):
 
     def _choose(self, before: list[Command], now: float) -> PlannedStep:
         """Choose what may run in the next step, and give prompts seats."""
-        seats = self._limits.max_batch - self._here.num_seated if self._joining.takes_prompts(now) else 0
+        seats = self._limits.max_batch - self._here.num_seated if self._seats.takes_prompts(now) else 0
         scheduler, waiting = self._scheduler, self._queue.waiting
         decodes, prompts = self._memory.runnable()
         at = self._memory.context(now)
@@ -240,8 +238,8 @@ class Stepping(WorkerPart):
         has_prompts = step.chunks or self._queue.waiting or self._here.unfinished or self._here.among(State.ASKING)
         if has_prompts or self._steps.runs_in_vain or not self._all_run or self._leaving.ready:
             return False
-        first = self._joining.next_candidate(now)
-        if first is not None and self._joining.cannot_wait(first, now):
+        first = self._seats.next_candidate(now)
+        if first is not None and self._seats.cannot_wait(first, now):
             return False  # requests leave for the candidate before the next step
         return self._elsewhere.has_room_ahead
 

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from alignedserve.core import OWNERS, WORKERS, Role
-from alignedserve.decode_worker.arriving import Intake, Seats
-from alignedserve.decode_worker.joining import Joining
+from alignedserve.decode_worker.arriving import Intake
+from alignedserve.decode_worker.joining import Seats
 from alignedserve.decode_worker.leaving import Leaving
 from alignedserve.decode_worker.pool_traffic import PagesToWrite, PageWriting
 from alignedserve.decode_worker.running import StepEnd, Stepping
@@ -63,7 +63,7 @@ def handlers(core: DecodeCore) -> Events:
         messages.GiveBack: (core.writing.give_back,),
         events.CopiedIn: (forms, core.seats.copied_in),
         events.CopiedOut: (core.writing.copied_out,),
-        events.KvReceived: (forms, core.joining.received),
+        events.KvReceived: (forms, core.seats.received),
         events.KvSent: (forms, core.offering.sent),
         events.StepDone: (
             core.router.rate.step_done,  # before the step's end, while prompts that end with it still count as waiting
@@ -98,7 +98,7 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
     """Return what the core does after each event, in this order."""
     return (
         core.offering.ask_pending,
-        core.joining.seat,
+        core.seats.seat_all,
         core.stepping.plan,
         core.keep_answers,
         core.writing.keep_prompts,
@@ -137,8 +137,7 @@ class DecodeCore:
         here.queue = PromptQueue(here, memory, self.log.decisions)
         self.owners = Outputs(setup.energy_source)
         worker = Worker(here, memory, pool, self.log)
-        # Seats and memory of requests, and the ways to leave
-        self.seats = Seats(worker)
+        # Ways to leave
         self.writing = PageWriting(worker, self.owners)
         self.offering = Offering(worker, self.owners)
         self.leaving = Leaving(worker, self.writing, self.offering)
@@ -147,15 +146,15 @@ class DecodeCore:
         self.forms = Forms(self.rewriting, self.elsewhere)
         # Ways for requests to come
         self.intake = Intake(worker, setup.direct)
-        self.joining = Joining(worker, self.seats, self.leaving)
+        self.seats = Seats(worker, self.leaving)
         self.arrivals = Arrivals(worker)
         # Steps
-        self.stepping = Stepping(worker, self.arrivals, self.joining, self.leaving, self.elsewhere)
+        self.stepping = Stepping(worker, self.arrivals, self.seats, self.leaving, self.elsewhere)
         self.step_end = StepEnd(worker, self.owners, self.writing, self.pages)
         self.idle = IdleTrials(worker, setup.cost is not None)
         self.router = RouterLink(worker, self.owners, self.elsewhere)
         here.drop = self.drop
-        links = self.arrivals, self.writing, self.joining, self.offering, self.intake, self.owners, self.router
+        links = self.arrivals, self.writing, self.seats, self.offering, self.intake, self.owners, self.router
         self.repeats = Repeats(pool, *links, self.elsewhere)
         self._events, self._turn = handlers(self), turn(self)
 
@@ -229,7 +228,7 @@ class DecodeCore:
         num_free, commands = memory.num_free, self.pages.keep_answers(now)
         if memory.num_free == num_free:
             return commands
-        return [*commands, *self.joining.seat(now), *self.stepping.plan(now)]
+        return [*commands, *self.seats.seat_all(now), *self.stepping.plan(now)]
 
     # --- What is here
 

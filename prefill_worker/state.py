@@ -40,7 +40,7 @@ def turn(core: PrefillCore) -> tuple[Act, ...]:
     return (
         core.elsewhere.act,
         core.offering.ask_pending,
-        core.joining.seat,
+        core.seats.seat_all,
         core.leaving.hand_on,
         core.stepping.plan,
         core.keep_answers,

@@ -57,7 +57,7 @@ SHARED_PAGES = (
 PREFILL = (
     Mutant(
         "spoiled pages not named",
-        "decode_worker/arriving.py",
+        "decode_worker/joining.py",
         "self._pool.tell_spoiled(pages)",
         "list[Command]()",
         "The pool does not hear that pages do not hold what their names say.",
@@ -145,20 +145,20 @@ DECODE = (
     Mutant(
         "copied KV is never in doubt",
         f"{_DECODE}/joining.py",
-        "running.came_with(running.prefix)",
-        "",
+        "running.came_with(running.prefix)\nself._tag(first, running, now)",
+        "self._tag(first, running, now)",
         "A request fails because of a spoiled page, though another attempt could answer it.",
     ),
     Mutant(
         "bad copy not released",
-        f"{_DECODE}/arriving.py",
+        f"{_DECODE}/joining.py",
         "[*self._pool.tell_spoiled(pages), *self._holds.release(running.key)]",
         "[*self._pool.tell_spoiled(pages)]",
         "The pool keeps the pages of a request whose copy was not intact.",
     ),
     Mutant(
         "blocks of a bad copy lost",
-        f"{_DECODE}/arriving.py",
+        f"{_DECODE}/joining.py",
         'self._memory.release(running)\nself._notes.note("lost", running.key)',
         'self._notes.note("lost", running.key)',
         "Blocks are never free again.",
