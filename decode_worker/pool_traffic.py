@@ -148,8 +148,6 @@ class PageWriting(WorkerPart):
         for running in self._writer.lose_pool():
             running.forget_known()
             self._queue.put_back(running)
-        for running in self._here.among(State.CANDIDATE):
-            running.forget_known()
         self._holds.clear()
         self._awaited.clear()
         self._prompts.clear()

@@ -154,7 +154,7 @@ class Arrivals(WorkerPart):
 
     def pool_lost(self, event: MemberLost, now: float) -> None:
         self._queue.add_again(self._here.of(State.ASKING))
-        for running in (*self._here.occupants(), *self._queue.waiting):
+        for running in self._here.of(*OCCUPYING, State.WAITING, State.CANDIDATE):
             running.forget_known()
 
     def answered(self, prefix: Prefix, frame: Received, now: float) -> list[Command]:

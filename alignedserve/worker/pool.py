@@ -296,11 +296,13 @@ class PageWriter:
 
     def drop(self, request: str, attempt: int) -> list[WorkerRequest]:
         """Return the requests with a copy that is not wanted any more: all but requests that had ended."""
-        dropped = [copy for copy in self._copies.values() if copy.running.is_of(request, attempt)]
-        dropped = [copy for copy in dropped if not copy.has_ended]
-        for copy in dropped:
-            copy.wanted = False
-        return [copy.running for copy in dropped]
+        dropped = list[WorkerRequest]()
+        for copy in self._copies.values():
+            name, number = copy.running.key
+            if name == request and number <= attempt and not copy.has_ended:
+                copy.wanted = False
+                dropped.append(copy.running)
+        return dropped
 
     def lose_pool(self) -> list[WorkerRequest]:
         """Forget the pages of a lost pool, and return the requests that were being copied there and are still wanted.

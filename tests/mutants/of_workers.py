@@ -72,7 +72,7 @@ PREFILL = (
     Mutant(
         "old pool's pages stay known to prompts",
         "alignedserve/worker/arriving.py",
-        "for running in (*self._here.occupants(), *self._queue.waiting):\n    running.forget_known()",
+        "for running in self._here.of(*OCCUPYING, State.WAITING, State.CANDIDATE):\n    running.forget_known()",
         "",
         "A prompt names pages of a pool that died, in which the next pool has other KV.",
     ),
@@ -114,7 +114,7 @@ PREFILL = (
     Mutant(
         "buffer freed while it is read",
         "alignedserve/forms/prefetch/buffers.py",
-        "buffer.is_over",
+        "buffer.is_at_rest",
         "buffer in self._buffers",
         "Blocks of prefetched KV are free while a copy or a transfer uses them.",
     ),
@@ -299,8 +299,8 @@ WORKER = (
     Mutant(
         "unwanted copy handed on",
         f"{_WORKER}/pool.py",
-        "for copy in dropped:\n    copy.wanted = False",
-        "",
+        "copy.wanted = False\ndropped.append(copy.running)",
+        "dropped.append(copy.running)",
         "A request that was dropped while it was copied is committed.",
     ),
     Mutant(

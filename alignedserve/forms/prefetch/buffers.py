@@ -19,7 +19,6 @@ from alignedserve.protocol.events import CopiedIn, KvReceived, KvSent, MemberLos
 from alignedserve.protocol.messages import Attempt, Member, Pull, holder
 from alignedserve.worker.offering import Offering
 from alignedserve.worker.part import Events, FormPart, Worker
-from alignedserve.worker.setup import running_of
 from alignedserve.worker.step.request import attempt_of
 
 
@@ -43,15 +42,11 @@ class Buffer:
     @property
     def is_here(self) -> bool:
         """Return whether the KV can be pulled."""
-        return self.is_wanted and self._is_at_rest
+        return self.is_wanted and self.is_at_rest
 
     @property
-    def is_over(self) -> bool:
-        """Return whether the blocks can be freed."""
-        return not self.is_wanted and self._is_at_rest
-
-    @property
-    def _is_at_rest(self) -> bool:
+    def is_at_rest(self) -> bool:
+        """Return whether nothing writes to the blocks, or reads there."""
         return self.copy is None and self.receiving is None and self.transfer is None
 
 
@@ -133,8 +128,8 @@ class Buffers(FormPart):
         blocks = self._memory.blocks.take(needed)
         if blocks is None:
             return None
-        running = running_of(self._policy, entry.request, entry.output, entry.due)
-        buffer = Buffer(entry, running.tokens(entry.dropped, entry.prefix), blocks, decode, joins_at)
+        tokens = (entry.request.prompt + entry.output)[entry.dropped : entry.prefix]
+        buffer = Buffer(entry, tokens, blocks, decode, joins_at)
         self._buffers.append(buffer)
         return buffer
 
@@ -242,7 +237,7 @@ class Buffers(FormPart):
     def _forget(self, leaving: Iterable[Buffer]) -> None:
         for buffer in list(leaving):
             buffer.is_wanted = False
-            if buffer.is_over:
+            if buffer.is_at_rest:
                 self._buffers.remove(buffer)
                 self._memory.give(buffer.blocks)
 

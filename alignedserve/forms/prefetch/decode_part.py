@@ -104,11 +104,8 @@ class Prefetching(FormPart):
         used: Counter[str] = Counter()
         for candidate in self._candidates.waiting:
             if candidate.partner is not None:
-                used[candidate.partner.name] += self._blocks_of(candidate)
+                used[candidate.partner.name] += units_for(candidate.running.num_held, self._limits.block_size)
         return used
-
-    def _blocks_of(self, candidate: JoinCandidate) -> int:
-        return units_for(candidate.running.num_held, self._limits.block_size)
 
     # --- Copies of candidates
 
@@ -123,7 +120,7 @@ class Prefetching(FormPart):
         for candidate in self._candidates.waiting:
             if candidate.source is not None or candidate.partner is not None or candidate.is_refused:
                 continue  # the KV is not in the pool alone
-            blocks = self._blocks_of(candidate)
+            blocks = units_for(candidate.running.num_held, self._limits.block_size)
             if (partner := self._partner_for(blocks, peers, used)) is None:
                 break
             used[partner.name] += blocks

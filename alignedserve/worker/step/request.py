@@ -94,10 +94,6 @@ class WorkerRequest:
             raise IllegalTransition(self.key, self.story, state)
         self.story.append(state)
 
-    def is_of(self, request: str, attempt: int) -> bool:
-        """Return whether this is an attempt of the request, at most `attempt`."""
-        return self.request.id == request and self.request.attempt <= attempt
-
     def is_at(self, part: Chunk | Decode) -> bool:
         """Return whether this part of a step ran for this attempt, by the places of KV.
 
