@@ -194,7 +194,7 @@ class TestTabs:
         """Each choice takes some of the gateway's memory, and without keys nobody has a limit of its own."""
         monkeypatch.setattr("alignedserve.gateway.http.limits.MOST_CHOICES", 10)
         ledger = Ledger()
-        first, second = Tab(ledger, ANONYMOUS), Tab(ledger, caller("bob"))
+        first, second = (Tab(ledger, ANONYMOUS) for _ in range(2))
         for tab in (first, second):
             tab.admit()
         first.hold_places(8)

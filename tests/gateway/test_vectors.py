@@ -24,7 +24,7 @@ from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import Delivered, Overloaded
 from alignedserve.store.job import Endpoint
 from alignedserve.text.text_model import TextModel
-from tests.gateway.conftest import MODEL, FakeOwner, Gateway
+from tests.gateway.conftest import MODEL, PATIENT_S, FakeOwner, Gateway
 from tests.gateway.test_openai_sdk import run, sdk
 
 EMBEDS = PooledRule(PoolKind.LAST, 3, is_normalised=True)
@@ -345,6 +345,42 @@ def test_inputs_run_in_the_places_that_their_key_has_left(text: TextModel, monke
     answer = gateway.ask("POST", "/v1/embeddings", json=body, headers={"Authorization": "Bearer key"})
     assert (answer.status_code, len(answer.json()["data"]), owner.most) == (200, 100, 4)
     assert answer.headers["x-ratelimit-remaining-tokens"] == "800"
+
+
+def test_a_key_with_all_inputs_that_it_can_hold_leaves_others_theirs(
+    text: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inputs beyond the places that a key has left wait here, and take its gateway's memory."""
+    monkeypatch.setattr("alignedserve.gateway.http.limits.MOST_CHOICES", 64)
+    go_on = asyncio.Event()
+
+    class Holding(VectorOwner):
+        def steps_of(self, request: Request) -> tuple[Any, ...]:
+            return (go_on, *super().steps_of(request))
+
+    keys = KeyRing([KeyEntry(name, hash_key(name), limits=Limits(most_open=16)) for name in ("ann", "bob")])
+    owner = Holding()
+    gateway = Gateway(replace(text, pooled=EMBEDS), owner, keys=keys)
+
+    async def asked() -> None:
+        async with gateway.client() as client:
+
+            def embed(key: str) -> asyncio.Task[Any]:
+                body, headers = {"model": MODEL, "input": [[5, 6]] * 8}, {"Authorization": f"Bearer {key}"}
+                return asyncio.create_task(client.post("/v1/embeddings", json=body, headers=headers))
+
+            flood = [embed("ann") for _ in range(8)]  # all have a place before an input is counted
+            while sum(task.done() for task in flood) < 4:
+                await asyncio.sleep(0.001)
+            other = embed("bob")
+            while len(owner.opened) < 16 + 8:
+                await asyncio.sleep(0.001)
+            go_on.set()
+            assert (await other).status_code == 200
+            assert sorted([(await task).status_code for task in flood]) == [200] * 4 + [429] * 4
+            assert (await embed("ann")).status_code == 200
+
+    asyncio.run(asyncio.wait_for(asked(), PATIENT_S))
 
 
 def test_a_line_of_a_batch_is_embedded(text: TextModel) -> None:

@@ -30,6 +30,7 @@ from pathlib import Path
 from alignedserve.errors import ArenaTooSmall
 from alignedserve.gateway.access.budgets import Budgets
 from alignedserve.gateway.access.keys import MOST_KEYS
+from alignedserve.gateway.access.shared_bound import SharedBound
 from alignedserve.locks import LockHeld, open_private, take
 
 MOST_GATEWAYS = 64
@@ -75,7 +76,7 @@ class Ledger:
         self.place, self.budgets = place, budgets or Budgets()
         size = _NUM_ROWS * _ROW.size
         self.logprobs: Counter[str] = Counter()  # in this process's answers, by caller: they take its memory alone
-        self.choices = 0  # of all callers, in this process's bodies
+        self.choices = SharedBound()  # in this process's bodies
         self._path, self._is_stuck = path or Path(), False
         self._fd = -1 if path is None else open_shared(path, size)
         self._memory = mmap.mmap(self._fd, size)

@@ -33,10 +33,10 @@ from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger
 from alignedserve.gateway.openai.errors import (
     ApiError,
     budget_used_up,
+    no_room,
     rate_limited,
     too_costly,
     too_many_choices,
-    too_many_choices_held,
     too_many_logprobs_at_once,
 )
 
@@ -116,9 +116,8 @@ class Tab:
 
     def hold_choices(self, number: int) -> None:
         """Count what this body holds of the gateway's memory until its answer has ended; raise if that is too much."""
-        if self._ledger.choices + number - self._choices > MOST_CHOICES:
-            raise too_many_choices_held()
-        self._ledger.choices += number - self._choices
+        if not self._ledger.choices.take(self.caller, number - self._choices, MOST_CHOICES):
+            raise no_room(self.caller, "choices")
         self._choices = number
 
     def hold_up_to(self, most: int, least: int = 0) -> int:
@@ -237,7 +236,7 @@ class Tab:
             self._ledger.budgets.use(self.caller.id, used - self._counted)
             self._counted = used
         self._hold_logprobs(-self._logprobs)
-        self._ledger.choices -= self._choices
+        self._ledger.choices.give(self.caller, self._choices)
         self._choices = 0
         if self._places:
             with self._ledger.row(self.caller.id) as row:

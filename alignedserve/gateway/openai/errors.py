@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from alignedserve.errors import AlignedServeError, ModelError, PromptError, StoreError, StoreFull, StoreTaken
+from alignedserve.gateway.access.keys import ANONYMOUS, Caller
 from alignedserve.owner.client import Culprit, CutOff, GivenUp, Overloaded
 from alignedserve.shell.bounded_threads import WorkTooLong
 
@@ -81,7 +82,6 @@ no_runner = partial(_later, 503, "no job runner is ready: try again", "not_ready
 too_many_connections = partial(_overloaded, "the server has as many connections as it accepts: try again")
 too_many_pages = partial(_overloaded, "as many live pages are open as the server serves: close one")
 too_many_bodies = partial(_overloaded, "the server is reading as many bodies as it can hold: try again")
-too_many_choices_held = partial(_overloaded, "the server holds as many choices as it can: try again")
 no_key = partial(
     ApiError,
     401,
@@ -152,6 +152,15 @@ def rate_limited(limit: str, wait_s: float) -> ApiError:
     """Return the error for a caller that has used all that its key allows."""
     message = f"this API key is limited to {limit}: try again in {max(1, math.ceil(wait_s))} s"
     return _later(429, message, "rate_limit_exceeded", wait_s)
+
+
+def no_room(caller: Caller, what: str) -> ApiError:
+    """Return the error for a caller that has its part of what a gateway can hold. It ends the connection too."""
+    if caller is ANONYMOUS:
+        return _overloaded(f"the server holds as many {what} as it can: try again")
+    error = rate_limited(f"its part of the {what} that the server can hold", 1.0)
+    error.headers |= _HANGS_UP
+    return error
 
 
 def budget_used_up(budget: str, wait_s: float) -> ApiError:
