@@ -19,7 +19,6 @@ A short body whose form is tried has given its turn back: a trial may take secon
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import TypeVar
@@ -27,7 +26,8 @@ from typing import TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from alignedserve.gateway.access.keys import ANONYMOUS, Caller
+from alignedserve.gateway.access.keys import Caller
+from alignedserve.gateway.access.shared_bound import SharedBound
 from alignedserve.gateway.http.middleware import caller_of
 from alignedserve.gateway.http.turns import FairTurns
 from alignedserve.gateway.openai.errors import (
@@ -35,14 +35,13 @@ from alignedserve.gateway.openai.errors import (
     ClientGone,
     body_too_slow,
     file_too_slow,
+    no_room,
     not_json,
-    rate_limited,
-    too_many_bodies,
 )
 from alignedserve.gateway.openai.strict import LARGE_BYTES
 from alignedserve.shell.bounded_threads import BoundedThreads
 
-BODIES_AT_ONCE = 32  # bodies of the largest size that may be held together, half of them by one key
+BODIES_AT_ONCE = 32  # bodies of the largest size that may be held together, by all callers
 # An upload of a file may take FILE_S, and more by the time that its bytes so far take at this rate.
 FILE_S, FILE_BYTES_PER_S = 30.0, 32 << 10
 
@@ -53,7 +52,7 @@ class Bodies:
     def __init__(self, limit_bytes: Callable[[], int], limit_s: float) -> None:
         """The limit of bytes may change; each body has that of its beginning."""
         self._limit_bytes, self._limit_s = limit_bytes, limit_s
-        self._held_bytes: Counter[str] = Counter()  # by caller
+        self._held_bytes = SharedBound()
 
     @asynccontextmanager
     async def read(self, http: HttpRequest) -> AsyncIterator[bytearray]:
@@ -76,19 +75,15 @@ class Bodies:
         except ClientDisconnect:
             raise ClientGone from None
         finally:
-            self._held_bytes[caller.id] -= len(body)
+            self._held_bytes.give(caller, len(body))
 
     async def _read(self, http: HttpRequest, caller: Caller, body: bytearray, limit_bytes: int) -> None:
         most = BODIES_AT_ONCE * limit_bytes
-        most_own = most if caller is ANONYMOUS else most // 2
         async for part in http.stream():
             if len(body) + len(part) > limit_bytes:
                 raise _too_large(limit_bytes)
-            if self._held_bytes.total() + len(part) > most:
-                raise too_many_bodies()
-            if self._held_bytes[caller.id] + len(part) > most_own:
-                raise rate_limited(f"{most_own} bytes of bodies at once", 1.0)
-            self._held_bytes[caller.id] += len(part)
+            if not self._held_bytes.take(caller, len(part), most):
+                raise no_room(caller, "bytes of bodies")
             body += part
 
 

@@ -81,7 +81,6 @@ not_ready = partial(_later, 503, "no workers are ready: try again", "not_ready")
 no_runner = partial(_later, 503, "no job runner is ready: try again", "not_ready", RETRY_AFTER_NO_RUNNER_S)
 too_many_connections = partial(_overloaded, "the server has as many connections as it accepts: try again")
 too_many_pages = partial(_overloaded, "as many live pages are open as the server serves: close one")
-too_many_bodies = partial(_overloaded, "the server is reading as many bodies as it can hold: try again")
 no_key = partial(
     ApiError,
     401,
