@@ -135,19 +135,20 @@ class ResponseRoutes:
         return [*body.ignored, *shown_fields([*chat.ignored, *chat.unread_by(self._starter.text)])]
 
     def _answer(self, found: StoredResponse) -> Response:
-        """Return the answer of a kept response, which is held in memory until its client has read it."""
-        sent = self._sent_bytes[found.owner]
-        if sent and sent + len(memoryview(found.answer)) > MOST_SENT_BYTES:
+        """Return the answer of a kept response, which is held in memory until its client has read it: the answer alone,
+        without the record that it is a part of."""
+        sent, num_bytes = self._sent_bytes[found.owner], len(memoryview(found.answer))
+        if sent and sent + num_bytes > MOST_SENT_BYTES:
             raise rate_limited(f"{MOST_SENT_BYTES} bytes of kept responses that are being sent", 1.0)
-        return parts_response(self._parts(found), {}, self._starter.settings.stalled_client_s)
+        parts = self._parts(found.owner, found.answer.copy(), num_bytes)
+        return parts_response(parts, {}, self._starter.settings.stalled_client_s)
 
-    def _parts(self, found: StoredResponse) -> Iterator[bytes]:
-        num_bytes = len(memoryview(found.answer))
-        self._sent_bytes[found.owner] += num_bytes
+    def _parts(self, owner: str, answer: msgspec.Raw, num_bytes: int) -> Iterator[bytes]:
+        self._sent_bytes[owner] += num_bytes
         try:
-            yield from json_parts(found.answer)
+            yield from json_parts(answer)
         finally:
-            self._sent_bytes[found.owner] -= num_bytes
+            self._sent_bytes[owner] -= num_bytes
 
     def _head(self, http: HttpRequest, body: ResponseRequest, tier: str) -> dict[str, Any]:
         id = PREFIX + record_of(http).id.removeprefix("req-")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
@@ -18,7 +19,7 @@ from pydantic import TypeAdapter
 from alignedserve.config.sections import JobsConfig
 from alignedserve.core import FinishReason, Opening
 from alignedserve.gateway import responding
-from alignedserve.gateway.access.keys import KeyEntry, KeyRing, hash_key
+from alignedserve.gateway.access.keys import ANONYMOUS, KeyEntry, KeyRing, hash_key
 from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.owner.client import Delivered
 from alignedserve.store.response import StoredResponse
@@ -351,29 +352,59 @@ def test_a_kept_response_is_shown_and_continued_without_being_decoded(large: Gat
     assert first.json()["output"][0]["content"][0]["text"].strip() in prompt_of(large)
 
 
+async def begun(gateway: Gateway, path: str, go_on: asyncio.Event) -> tuple[Connection, asyncio.Task[None]]:
+    """Begin to read an answer, and read no more of it than its first part until `go_on` is set."""
+    slow, has_part = Connection(path, b""), asyncio.Event()
+    slow.scope["method"] = "GET"
+
+    async def send(message: Any) -> None:
+        if message.get("body"):
+            has_part.set()
+            await go_on.wait()
+        await slow.send(message)
+
+    reading = asyncio.create_task(gateway.app(slow.scope, slow.receive, send))
+    await asyncio.wait_for(has_part.wait(), PATIENT_S)
+    return slow, reading
+
+
 def test_a_key_that_reads_slowly_holds_few_kept_responses(large: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     path = f"{PATH}/{ask(large, max_output_tokens=TOKENS, **LOGPROBS).json()['id']}"
     monkeypatch.setattr(responding, "MOST_SENT_BYTES", 600_000)  # it has 400 kB
 
     async def check() -> None:
-        go, begun = asyncio.Event(), asyncio.Event()
-        slow = Connection(path, b"")
-        slow.scope["method"] = "GET"
-
-        async def send(message: Any) -> None:
-            if message.get("body"):
-                begun.set()
-                await go.wait()
-            await slow.send(message)
-
+        go_on = asyncio.Event()
         async with large.client() as client:
-            reading = asyncio.create_task(large.app(slow.scope, slow.receive, send))
-            await asyncio.wait_for(begun.wait(), PATIENT_S)
+            slow, reading = await begun(large, path, go_on)
             refused = await client.get(path)
             assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
-            go.set()
+            go_on.set()
             await asyncio.wait_for(reading, PATIENT_S)
             assert (await client.get(path)).content == b"".join(it.get("body", b"") for it in slow.sent)
+
+    asyncio.run(check())
+
+
+def test_an_answer_that_is_read_slowly_does_not_hold_the_input_that_is_kept_with_it(
+    text: TextModel, tmp_path: Path
+) -> None:
+    """An input of 4 MB with an answer of 64 KB held sixty times what was counted."""
+    keeper, readers, id = keeping(tmp_path), 8, "resp_" + 32 * "0"
+    answer = msgspec.Raw(msgspec.json.encode({"id": id, "status": "completed", "output": [], "x": "a" * 65_536}))
+    item = msgspec.Raw(b'"%s"' % (b"b" * (2 << 20)))
+    kept = StoredResponse(id, ANONYMOUS.id, 0, 1 << 40, [item], answer)
+    gateway = Gateway(text, FakeOwner(), keeper=keeper)
+
+    async def check() -> None:
+        await keeper.add(kept)
+        go_on = asyncio.Event()
+        tracemalloc.start()
+        reading = [await begun(gateway, f"{PATH}/{id}", go_on) for _ in range(readers)]
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        go_on.set()
+        await asyncio.gather(*(task for _, task in reading))
+        assert held < readers * len(memoryview(item)) / 4
 
     asyncio.run(check())
 
