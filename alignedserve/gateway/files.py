@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, TypeAlias
 from uuid import uuid4
@@ -87,7 +87,7 @@ class FileRoutes:
         page = parse_page(http, MOST_LISTED, usual=MOST_LISTED)
         name = http.query_params.get("purpose")
         if name not in (None, *(purpose.value for purpose in Purpose)):
-            return JSONResponse(list_object((), has_more=False))  # no file has an unknown purpose
+            return JSONResponse(list_object((), (), has_more=False))  # no file has an unknown purpose
         storage, purpose = await self._open_storage(), None if name is None else Purpose(name)
         listing = await storage.store.files(caller_of(http).id, page, purpose, time.time())
         return JSONResponse(list_answer(listing, page, file_object))
@@ -192,9 +192,10 @@ def list_answer(
 ) -> dict[str, Any]:
     if listing is None:
         raise invalid(f"after: there is no {page.after!r:.80}", "after")
-    return list_object([make_object(record) for record in listing.records], listing.has_more)
+    ids = [record.id for record in listing.records]
+    return list_object(ids, [make_object(record) for record in listing.records], listing.has_more)
 
 
-def list_object(data: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
-    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    return {"object": "list", "data": list(data), "first_id": first, "last_id": last, "has_more": has_more}
+def list_object(ids: Sequence[str], data: Iterable[Any], has_more: bool) -> dict[str, Any]:
+    first, last = (ids[0], ids[-1]) if ids else (None, None)
+    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}

@@ -28,7 +28,7 @@ from alignedserve.gateway.openai.writing import json_parts
 from alignedserve.gateway.responses.answer import ResponseAnswer, response_head
 from alignedserve.gateway.responses.background import TIER, Background
 from alignedserve.gateway.responses.chats import make_chat, renamed, shown_fields
-from alignedserve.gateway.responses.keeping import KeptItemRoom, ResponseKeeper
+from alignedserve.gateway.responses.keeping import KeptItemRoom, ResponseKeeper, kept_id
 from alignedserve.gateway.responses.types import PREFIX, Item, ResponseRequest, kept_item
 from alignedserve.gateway.starting import Starter
 from alignedserve.gateway.streaming import parts_response
@@ -74,14 +74,16 @@ class ResponseRoutes:
     async def input_items(self, http: HttpRequest) -> Response:
         page = parse_page(http, MOST_LISTED, USUALLY_LISTED)
         found = await self._keeper.find(caller_of(http).id, http.path_params["id"])
-        items = [msgspec.json.decode(item) for item in found.input]
-        items = items[::-1] if page.newest_first else items
+        items, start = found.input[::-1] if page.newest_first else found.input, 0
+        ids = [kept_id(item) for item in items]
         if page.after is not None:
-            ids = [item["id"] for item in items]
             if page.after not in ids:
                 raise invalid(f"after: there is no {page.after!r:.80}", "after")
-            items = items[ids.index(page.after) + 1 :]
-        return JSONResponse(list_object(items[: page.limit], len(items) > page.limit))
+            start = ids.index(page.after) + 1
+        shown = slice(start, start + page.limit)
+        data = [item.copy() for item in items[shown]]
+        listed = list_object(ids[shown], iter(data), len(items) > shown.stop)
+        return self._send(found.owner, listed, sum(len(memoryview(item)) for item in data))
 
     async def _begin(self, http: HttpRequest, body: ResponseRequest) -> Exchange | Response:
         if body.background:
@@ -135,18 +137,20 @@ class ResponseRoutes:
         return [*body.ignored, *shown_fields([*chat.ignored, *chat.unread_by(self._starter.text)])]
 
     def _answer(self, found: StoredResponse) -> Response:
-        """Return the answer of a kept response, which is held in memory until its client has read it: the answer alone,
-        without the record that it is a part of."""
-        sent, num_bytes = self._sent_bytes[found.owner], len(memoryview(found.answer))
+        return self._send(found.owner, answer := found.answer.copy(), len(memoryview(answer)))
+
+    def _send(self, owner: str, kept: Any, num_bytes: int) -> Response:
+        """Return an answer of what is kept, as a tree. It is held in memory until its client has read it, so it is
+        copied: the record that it is a part of is not held."""
+        sent = self._sent_bytes[owner]
         if sent and sent + num_bytes > MOST_SENT_BYTES:
             raise rate_limited(f"{MOST_SENT_BYTES} bytes of kept responses that are being sent", 1.0)
-        parts = self._parts(found.owner, found.answer.copy(), num_bytes)
-        return parts_response(parts, {}, self._starter.settings.stalled_client_s)
+        return parts_response(self._parts(owner, kept, num_bytes), {}, self._starter.settings.stalled_client_s)
 
-    def _parts(self, owner: str, answer: msgspec.Raw, num_bytes: int) -> Iterator[bytes]:
+    def _parts(self, owner: str, kept: Any, num_bytes: int) -> Iterator[bytes]:
         self._sent_bytes[owner] += num_bytes
         try:
-            yield from json_parts(answer)
+            yield from json_parts(kept)
         finally:
             self._sent_bytes[owner] -= num_bytes
 

@@ -20,6 +20,7 @@ from alignedserve.config.sections import JobsConfig
 from alignedserve.core import FinishReason, Opening
 from alignedserve.gateway import responding
 from alignedserve.gateway.access.keys import ANONYMOUS, KeyEntry, KeyRing, hash_key
+from alignedserve.gateway.openai.writing import PART_BYTES
 from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.owner.client import Delivered
 from alignedserve.store.response import StoredResponse
@@ -354,8 +355,9 @@ def test_a_kept_response_is_shown_and_continued_without_being_decoded(large: Gat
 
 async def begun(gateway: Gateway, path: str, go_on: asyncio.Event) -> tuple[Connection, asyncio.Task[None]]:
     """Begin to read an answer, and read no more of it than its first part until `go_on` is set."""
+    path, _, query = path.partition("?")
     slow, has_part = Connection(path, b""), asyncio.Event()
-    slow.scope["method"] = "GET"
+    slow.scope |= {"method": "GET", "query_string": query.encode()}
 
     async def send(message: Any) -> None:
         if message.get("body"):
@@ -368,21 +370,44 @@ async def begun(gateway: Gateway, path: str, go_on: asyncio.Event) -> tuple[Conn
     return slow, reading
 
 
+async def refused_beside(gateway: Gateway, path: str) -> None:
+    """Read an answer slowly, and check that another is refused meanwhile and comes afterwards, in small parts."""
+    go_on = asyncio.Event()
+    async with gateway.client() as client:
+        slow, reading = await begun(gateway, path, go_on)
+        refused = await client.get(path)
+        assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
+        go_on.set()
+        await asyncio.wait_for(reading, PATIENT_S)
+        parts = [message.get("body", b"") for message in slow.sent]
+        assert max(map(len, parts)) < 3 * PART_BYTES
+        assert (await client.get(path)).content == b"".join(parts)
+
+
 def test_a_key_that_reads_slowly_holds_few_kept_responses(large: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     path = f"{PATH}/{ask(large, max_output_tokens=TOKENS, **LOGPROBS).json()['id']}"
     monkeypatch.setattr(responding, "MOST_SENT_BYTES", 600_000)  # it has 400 kB
+    asyncio.run(refused_beside(large, path))
 
-    async def check() -> None:
-        go_on = asyncio.Event()
-        async with large.client() as client:
-            slow, reading = await begun(large, path, go_on)
-            refused = await client.get(path)
-            assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
-            go_on.set()
-            await asyncio.wait_for(reading, PATIENT_S)
-            assert (await client.get(path)).content == b"".join(it.get("body", b"") for it in slow.sent)
 
-    asyncio.run(check())
+def test_a_key_that_reads_slowly_holds_few_inputs(large: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of an input was one body, and no number of them was too many."""
+    items = [{"role": "user", "content": "a" * 1_000} for _ in range(90)]
+    id = ask(large, input=items, max_output_tokens=1).json()["id"]
+    monkeypatch.setattr(responding, "MOST_SENT_BYTES", 150_000)
+    asyncio.run(refused_beside(large, f"{PATH}/{id}/input_items?limit=100"))
+
+
+def test_input_items_are_sent_as_they_are_kept(text: TextModel, tmp_path: Path) -> None:
+    """All of them were decoded on the event loop, whatever was asked for."""
+    keeper, id = keeping(tmp_path), "resp_" + 32 * "0"
+    items = [msgspec.Raw(b'{"id" :"msg_%d", "content":  []}' % number) for number in range(3)]
+    answer = msgspec.Raw(b'{"id":"%s","status":"completed","output":[]}' % id.encode())
+    asyncio.run(keeper.add(StoredResponse(id, ANONYMOUS.id, 0, 1 << 40, items, answer)))
+    gateway = Gateway(text, FakeOwner(), keeper=keeping(tmp_path))
+    page = gateway.get(f"{PATH}/{id}/input_items?limit=2&order=asc")
+    assert b",".join(map(bytes, map(memoryview, items[:2]))) in page.content
+    assert page.content.endswith(b'"first_id":"msg_0","last_id":"msg_1","has_more":true}')
 
 
 def test_an_answer_that_is_read_slowly_does_not_hold_the_input_that_is_kept_with_it(

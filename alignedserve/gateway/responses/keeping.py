@@ -87,7 +87,7 @@ class ResponseKeeper:
         found: dict[str, msgspec.Raw] = {}
         for response, references in by_response.items():
             turn = await self._get(owner, response) if response else None
-            kept = {} if turn is None else {_decode_id(item).id: item for item in turn.items}
+            kept = {} if turn is None else {kept_id(item): item for item in turn.items}
             for number, id in references:
                 if id not in kept:
                     message = f"there is no item {id!r:.80}: its response was not stored, was deleted or has expired"
@@ -154,7 +154,12 @@ class _KeptItemId(msgspec.Struct):
     id: str
 
 
-_decode_id = msgspec.json.Decoder(_KeptItemId).decode
+_ITEM_ID = msgspec.json.Decoder(_KeptItemId)
+
+
+def kept_id(item: msgspec.Raw) -> str:
+    """Return the id of a kept item, of which nothing else is decoded."""
+    return _ITEM_ID.decode(item).id
 
 
 def _read_items(kept: Sequence[msgspec.Raw]) -> list[Item]:
