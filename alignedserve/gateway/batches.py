@@ -16,8 +16,9 @@ from starlette.responses import JSONResponse, Response
 
 from alignedserve.config.sections import JobsConfig
 from alignedserve.errors import Conflict
-from alignedserve.gateway.files import EXPIRES_S, HttpRoute, find_file, list_answer, parse_page
+from alignedserve.gateway.files import EXPIRES_S, HttpRoute, find_file, list_response, need_listing, parse_page
 from alignedserve.gateway.http.bodies import Bodies
+from alignedserve.gateway.http.looks import MOST_ROWS, LookPace
 from alignedserve.gateway.http.middleware import caller_of
 from alignedserve.gateway.openai.errors import ApiError, invalid, no_runner
 from alignedserve.gateway.openai.strict import Strict, fault, parse_body
@@ -29,6 +30,7 @@ from alignedserve.store.store import OverQuota, Purpose, Store
 MOST_LISTED, USUALLY_LISTED = 100, 20
 WINDOW_S = (600, 7 * 86_400)  # 10m to 7d
 _WINDOW = "^([1-9][0-9]{0,5})([mhd])$"
+_OPEN_ROWS = 10  # that a batch which has not ended costs as: its counts are asked for
 _UNITS = {"m": 60, "h": 3_600, "d": 86_400}
 _MOST_PAIRS, _MOST_KEY, _MOST_VALUE = 16, 64, 512  # of metadata: pairs, characters of a key, of a value
 _MOST_BODY_BYTES = 1 << 16
@@ -81,6 +83,7 @@ class BatchRoutes:
     ) -> None:
         """`runner_away_s` returns for how long there has been no job runner."""
         self._open_storage, self._config, self._runner_away_s = open_storage, config, runner_away_s
+        self._looks = LookPace(MOST_ROWS, "rows of batches")
         self._bodies = Bodies(lambda: _MOST_BODY_BYTES, GatewaySettings.body_limit_s)
 
     @property
@@ -112,9 +115,12 @@ class BatchRoutes:
 
     async def list(self, http: HttpRequest) -> Response:
         page, storage = parse_page(http, MOST_LISTED, USUALLY_LISTED), await self._open_storage()
-        listing = await storage.store.jobs(caller_of(http).id, page, time.time())
-        shown = {job.id: await _shown(storage, job) for job in (listing.records if listing else ())}
-        return JSONResponse(list_answer(listing, page, lambda job: shown[job.id]))
+        owner = caller_of(http).id
+        async with self._looks.turn(owner):
+            listing = need_listing(await storage.store.jobs(owner, page, time.time()), page)
+            shown = {job.id: await _shown(storage, job) for job in listing.records}
+            self._looks.take(owner, sum(_OPEN_ROWS if job.is_open else 1 for job in listing.records))
+        return list_response(listing, lambda job: shown[job.id])
 
     async def get(self, http: HttpRequest) -> Response:
         storage, job = await self._find(http)

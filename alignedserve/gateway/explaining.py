@@ -13,9 +13,9 @@ from alignedserve.explain.sentences import lines, outcome, said, said_of_stay
 from alignedserve.explain.story import Story, request_named
 from alignedserve.explain.trace_file import trace_of
 from alignedserve.gateway.access.keys import Caller
-from alignedserve.gateway.access.ledger import Bucket
+from alignedserve.gateway.http.looks import LookPace
 from alignedserve.gateway.http.middleware import caller_of
-from alignedserve.gateway.openai.errors import invalid, no_such_request, rate_limited
+from alignedserve.gateway.openai.errors import invalid, no_such_request
 from alignedserve.owner.client import OwnerClient
 
 MOST_NAMES = 4_096  # that clients gave to their requests: this gateway remembers the last ones
@@ -26,7 +26,7 @@ class ExplainRoutes:
     def __init__(self, client: OwnerClient) -> None:
         self._client = client
         self._names: OrderedDict[tuple[str, str], str] = OrderedDict()  # (caller, the client's name) -> request
-        self._asked: dict[str, Bucket] = {}  # by caller; there are few
+        self._asked = LookPace(MOST_A_MINUTE, "timelines", client.now)
 
     def remember(self, caller: Caller, name: str | None, request: str) -> None:
         """Remember the name that a client, or a proxy before us, has given a request."""
@@ -40,7 +40,7 @@ class ExplainRoutes:
         name, form, caller = http.path_params["id"], http.query_params.get("format", "json"), caller_of(http)
         if form not in _FORMS:
             raise invalid(f"format must be {', '.join(_FORMS)}, not {form!r:.40}", "format")
-        self._count(caller)
+        self._asked.take(caller.id, 1)
         request = self._names.get((caller.id, name)) or request_named(name)
         story = await self._client.story(request)
         if not story.is_of(caller.salt):
@@ -49,20 +49,12 @@ class ExplainRoutes:
 
     async def of_anybody(self, http: HttpRequest) -> Response:
         """Answer with the story of any caller's request as text, for the live page."""
-        self._count(caller_of(http))
+        self._asked.take(caller_of(http).id, 1)
         name = http.path_params["id"]
         story = await self._client.story(request_named(name))
         if not story.moments:  # no part remembers it
             raise no_such_request(name)
         return await asyncio.to_thread(_text, story)
-
-    def _count(self, caller: Caller) -> None:
-        """Count a question of this caller; raise if it has asked too often."""
-        asked = self._asked.setdefault(caller.id, Bucket())
-        asked.fill(MOST_A_MINUTE, self._client.now())
-        if wait_s := asked.wait_s(1, MOST_A_MINUTE):
-            raise rate_limited(f"{MOST_A_MINUTE} timelines in a minute", wait_s)
-        asked.left -= 1
 
 
 def _json(story: Story) -> Response:

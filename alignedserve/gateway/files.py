@@ -14,11 +14,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from alignedserve.config.sections import JobsConfig
+from alignedserve.gateway.http.looks import MOST_ROWS, LookPace
 from alignedserve.gateway.http.middleware import caller_of, tab_of
 from alignedserve.gateway.http.uploading import UploadForm, receive
 from alignedserve.gateway.openai.errors import ApiError, invalid, rate_limited
+from alignedserve.gateway.openai.writing import encoded_runs
 from alignedserve.gateway.settings import GatewaySettings
-from alignedserve.gateway.streaming import WatchedStream
+from alignedserve.gateway.streaming import WatchedStream, json_response
 from alignedserve.store.storage import OpenStorage, Storage
 from alignedserve.store.store import Listing, ListPage, OverQuota, OwnerUsage, Purpose, Record, StoredFile
 
@@ -39,6 +41,7 @@ class FileRoutes:
     def __init__(self, open_storage: OpenStorage, config: JobsConfig) -> None:
         self._open_storage, self._config = open_storage, config
         self._uploading: Counter[str] = Counter()  # caller -> its uploads now
+        self._looks = LookPace(MOST_ROWS, "rows of files")
         self._disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="upload")
 
     @property
@@ -89,8 +92,11 @@ class FileRoutes:
         if name not in (None, *(purpose.value for purpose in Purpose)):
             return JSONResponse(list_object((), (), has_more=False))  # no file has an unknown purpose
         storage, purpose = await self._open_storage(), None if name is None else Purpose(name)
-        listing = await storage.store.files(caller_of(http).id, page, purpose, time.time())
-        return JSONResponse(list_answer(listing, page, file_object))
+        owner = caller_of(http).id
+        async with self._looks.turn(owner):
+            listing = need_listing(await storage.store.files(owner, page, purpose, time.time()), page)
+            self._looks.take(owner, len(listing.records) + listing.num_passed)
+        return list_response(listing, file_object)
 
     async def get(self, http: HttpRequest) -> Response:
         _, file = await self._find(http)
@@ -98,7 +104,7 @@ class FileRoutes:
 
     async def remove(self, http: HttpRequest) -> Response:
         storage, file = await self._find(http)
-        jobs = [job.id for job in await storage.store.open_jobs() if job.input_file_id == file.id]
+        jobs = [job.id for job in await storage.store.open_jobs(file.owner) if job.input_file_id == file.id]
         if jobs:
             raise ApiError(409, f"{jobs[0]} reads {file.id}: cancel that batch first", code="file_in_use")
         await storage.remove(file)
@@ -187,13 +193,17 @@ def parse_page(http: HttpRequest, most: int, usual: int) -> ListPage:
     return ListPage(int(limit), http.query_params.get("after"), order == "desc")
 
 
-def list_answer(
-    listing: Listing[Record] | None, page: ListPage, make_object: Callable[[Record], dict[str, Any]]
-) -> dict[str, Any]:
+def need_listing(listing: Listing[Record] | None, page: ListPage) -> Listing[Record]:
     if listing is None:
         raise invalid(f"after: there is no {page.after!r:.80}", "after")
+    return listing
+
+
+def list_response(listing: Listing[Record], make_object: Callable[[Record], dict[str, Any]]) -> Response:
+    """Return a list, whose rows are written some at a time, as it is sent."""
     ids = [record.id for record in listing.records]
-    return list_object(ids, [make_object(record) for record in listing.records], listing.has_more)
+    listed = list_object(ids, encoded_runs(map(make_object, listing.records)), listing.has_more)
+    return json_response(listed, {}, GatewaySettings.stalled_client_s)
 
 
 def list_object(ids: Sequence[str], data: Iterable[Any], has_more: bool) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.batches import MOST_LISTED, RUNNER_PATIENCE_S, USUALLY_LISTED
 from alignedserve.gateway.exchanges import Exchange, ToldExchange, answer_body, ignored_header
 from alignedserve.gateway.files import HttpRoute, list_object, parse_page
+from alignedserve.gateway.http.looks import LOOK_BYTES, MOST_ROWS, LookPace
 from alignedserve.gateway.http.middleware import caller_of, record_of
 from alignedserve.gateway.openai.errors import api_error, invalid, no_runner, rate_limited
 from alignedserve.gateway.openai.types import ChatRequest
@@ -40,6 +41,7 @@ MOST_SENT_BYTES = 128 << 20  # of kept responses that one key has sent to it at 
 class ResponseRoutes:
     def __init__(self, starter: Starter, keeper: ResponseKeeper) -> None:
         self._starter, self._keeper = starter, keeper
+        self._looks = LookPace(MOST_ROWS, f"times {LOOK_BYTES} bytes of kept responses")
         self._sent_bytes = Counter[str]()  # of kept responses that are being sent, by owner
 
     @property
@@ -55,25 +57,25 @@ class ResponseRoutes:
     async def get(self, http: HttpRequest) -> Response:
         if http.query_params.get("stream", "false") != "false":
             raise invalid("a response that is kept is not streamed: fetch it whole", "stream", "unsupported_parameter")
-        found = await self._keeper.find(caller_of(http).id, http.path_params["id"])
+        found = await self._find(http)
         return self._answer(found)
 
     async def remove(self, http: HttpRequest) -> Response:
-        found = await self._keeper.find(caller_of(http).id, http.path_params["id"])
+        found = await self._find(http)
         if found.job is not None:
             found = await self._need_background().cancel(found)
         await self._keeper.remove(found)
         return JSONResponse({"id": found.id, "object": "response", "deleted": True})
 
     async def cancel(self, http: HttpRequest) -> Response:
-        found = await self._keeper.find(caller_of(http).id, http.path_params["id"])
+        found = await self._find(http)
         if found.job is None:
             raise invalid(f"{found.id} does not run in the background: only such responses can be cancelled", "id")
         return self._answer(await self._need_background().cancel(found))
 
     async def input_items(self, http: HttpRequest) -> Response:
         page = parse_page(http, MOST_LISTED, USUALLY_LISTED)
-        found = await self._keeper.find(caller_of(http).id, http.path_params["id"])
+        found = await self._find(http)
         items, start = found.input[::-1] if page.newest_first else found.input, 0
         ids = [kept_id(item) for item in items]
         if page.after is not None:
@@ -84,6 +86,13 @@ class ResponseRoutes:
         data = [item.copy() for item in items[shown]]
         listed = list_object(ids[shown], iter(data), len(items) > shown.stop)
         return self._send(found.owner, listed, sum(len(memoryview(item)) for item in data))
+
+    async def _find(self, http: HttpRequest) -> StoredResponse:
+        owner = caller_of(http).id
+        async with self._looks.turn(owner):
+            found = await self._keeper.find(owner, http.path_params["id"])
+            self._looks.take(owner, sum(len(memoryview(each)) for each in (*found.input, found.answer)) // LOOK_BYTES)
+        return found
 
     async def _begin(self, http: HttpRequest, body: ResponseRequest) -> Exchange | Response:
         if body.background:

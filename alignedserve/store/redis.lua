@@ -81,6 +81,14 @@ function operations.forget_job()
   return 'done'
 end
 
+function operations.open_jobs()
+  local found = {}
+  for _, id in ipairs(redis.call('ZRANGE', p..':open', 0, -1)) do
+    if redis.call('ZSCORE', p..':jobs:'..ARGV[1], id) then found[#found + 1] = id end
+  end
+  return table.concat(found, ' ')
+end
+
 function operations.add_results()
   local fence, job, new = ARGV[1], ARGV[2], 0
   if fenced(fence) then return 'fenced' end

@@ -191,8 +191,11 @@ class RedisStore:
         for job in await self._decoded("jobs", Job, ids):
             await self._script("forget_job", job.id, job.owner)
 
-    async def open_jobs(self) -> Sequence[Job]:
-        ids = await self._ask(self.redis.zrange(self._key("open"), 0, -1))
+    async def open_jobs(self, owner: str | None = None) -> Sequence[Job]:
+        if owner is None:
+            ids = await self._ask(self.redis.zrange(self._key("open"), 0, -1))
+        else:
+            ids = (await self._script("open_jobs", owner)).split()
         return await self._decoded("jobs", Job, ids)
 
     async def ended_jobs(self, most: int) -> Sequence[Job]:
@@ -338,7 +341,7 @@ class RedisStore:
     async def _listing(
         self, table: str, kind: type[Record], owner: str, page: ListPage, is_shown: Callable[[Record], bool]
     ) -> Listing[Record] | None:
-        order, start = self._key(f"{table}:{owner}"), 0
+        order, start, num_read = self._key(f"{table}:{owner}"), 0, 0
         if page.after is not None:
             rank = self.redis.zrevrank if page.newest_first else self.redis.zrank
             after = await self._ask(rank(order, page.after))
@@ -351,8 +354,9 @@ class RedisStore:
             if not ids:
                 break
             start += ROWS
+            num_read += len(ids)
             found += filter(is_shown, await self._decoded(table, kind, ids))
-        return Listing(tuple(found[: page.limit]), len(found) > page.limit)
+        return Listing(tuple(found[: page.limit]), len(found) > page.limit, num_read - len(found))
 
     async def _record(self, table: str, kind: type[T], owner: str, id: str) -> T | None:
         text = await self._ask(self.redis.hget(self._key(table), id))

@@ -153,8 +153,9 @@ class SqliteStore:
     async def forget_jobs(self, now: float) -> None:
         await self._do("DELETE FROM jobs WHERE kept_until <= ?", now)
 
-    async def open_jobs(self) -> Sequence[Job]:
-        return await self._records(Job, "SELECT record FROM jobs WHERE is_open ORDER BY number")
+    async def open_jobs(self, owner: str | None = None) -> Sequence[Job]:
+        sql = "SELECT record FROM jobs WHERE is_open AND owner = COALESCE(?, owner) ORDER BY number"
+        return await self._records(Job, sql, owner)
 
     async def ended_jobs(self, most: int) -> Sequence[Job]:
         sql = "SELECT record FROM jobs WHERE kept_until IS NOT NULL ORDER BY kept_until DESC LIMIT ?"
@@ -382,7 +383,8 @@ class SqliteStore:
         return None if row is None else msgspec.json.decode(row[0], type=kind)
 
     async def _records(self, kind: type[T], sql: str, *values: Any) -> list[T]:
-        return [msgspec.json.decode(row[0], type=kind) for row in await self._all(sql, *values)]
+        """Return records, which are decoded in the store's thread: there may be thousands."""
+        return await self._run(lambda: [msgspec.json.decode(row[0], type=kind) for row in self._execute(sql, *values)])
 
     async def _first(self, sql: str, *values: Any) -> Any:
         return await self._run(lambda: self._execute(sql, *values).fetchone())

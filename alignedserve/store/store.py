@@ -58,6 +58,7 @@ Record = TypeVar("Record", StoredFile, Job)
 class Listing(Generic[Record]):
     records: tuple[Record, ...]
     has_more: bool
+    num_passed: int = 0  # records that this process read and left out
 
 
 @dataclass(frozen=True)
@@ -165,8 +166,8 @@ class Store(Protocol):
     async def forget_jobs(self, now: float) -> None:
         """Delete the jobs that are no longer kept."""
 
-    async def open_jobs(self) -> Sequence[Job]:
-        """Return the open jobs of all owners in order of their submission."""
+    async def open_jobs(self, owner: str | None = None) -> Sequence[Job]:
+        """Return the open jobs of all owners, or of one, in order of their submission."""
 
     async def ended_jobs(self, most: int) -> Sequence[Job]:
         """Return the jobs of all owners that ended last and are still kept, the last one first."""

@@ -20,6 +20,7 @@ from alignedserve.config.sections import JobsConfig
 from alignedserve.core import FinishReason, Opening
 from alignedserve.gateway import responding
 from alignedserve.gateway.access.keys import ANONYMOUS, KeyEntry, KeyRing, hash_key
+from alignedserve.gateway.http.looks import LOOK_BYTES
 from alignedserve.gateway.openai.writing import PART_BYTES
 from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.owner.client import Delivered
@@ -396,6 +397,17 @@ def test_a_key_that_reads_slowly_holds_few_inputs(large: Gateway, monkeypatch: p
     id = ask(large, input=items, max_output_tokens=1).json()["id"]
     monkeypatch.setattr(responding, "MOST_SENT_BYTES", 150_000)
     asyncio.run(refused_beside(large, f"{PATH}/{id}/input_items?limit=100"))
+
+
+def test_a_key_looks_at_so_many_bytes_of_responses_in_a_minute(
+    text: TextModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look reads all of the record, also one at a single item."""
+    monkeypatch.setattr(responding, "MOST_ROWS", 20)
+    gateway = saying(text, HELLO, tmp_path, max_model_len=1 << 17)
+    id = ask(gateway, input="a" * 10 * LOOK_BYTES).json()["id"]
+    looks = [gateway.get(f"{PATH}/{id}{more}").status_code for more in ("/input_items?limit=1", "", "")]
+    assert looks == [200, 200, 429]
 
 
 def test_input_items_are_sent_as_they_are_kept(text: TextModel, tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -16,11 +18,13 @@ import pytest
 
 from alignedserve.config.config import Config
 from alignedserve.errors import StoreError, StoreFull
+from alignedserve.gateway.files import file_object
+from alignedserve.store.job import Job
 from alignedserve.store.storage import LazyStorage, open_storage
-from alignedserve.store.store import Holder, ListPage
+from alignedserve.store.store import Holder, Listing, ListPage, Purpose, StoredFile
 from alignedserve.text.text_model import TextModel
 from tests.conftest import SOAK
-from tests.gateway.conftest import FakeOwner
+from tests.gateway.conftest import Connection, FakeOwner
 from tests.jobs.conftest import URL, Service, line, sqlite_only, submit, upload
 
 
@@ -56,6 +60,97 @@ def test_lists_have_pages_and_quotas_hold(
             assert (await upload(client, line("more"))).json()["error"]["code"] == "quota_exceeded"
             in_use = await client.delete(f"/v1/files/{batches[0]['input_file_id']}")
             assert (in_use.status_code, in_use.json()["error"]["code"]) == (409, "file_in_use")
+
+    service.run(check)
+
+
+@sqlite_only
+@pytest.mark.parametrize(("kind", "most"), [("files", 3), ("batches", 20)])
+def test_a_key_looks_up_so_many_rows_and_no_other_key_waits(
+    text: TextModel, hello: tuple[int, ...], config: Config, monkeypatch: pytest.MonkeyPatch, kind: str, most: int
+) -> None:
+    """A list of 10,000 files took the event loop 59 ms, and a key could ask for it again and again. An open batch
+    counts as ten rows."""
+    monkeypatch.setattr(f"alignedserve.gateway.{kind}.MOST_ROWS", most)
+    service = Service(text, FakeOwner(hello), config)
+
+    async def check() -> None:
+        async with service.client() as client, service.client("bob") as bob:
+            for _ in range(2):
+                await submit(client, line("a"))
+            answers = await asyncio.gather(*(client.get(f"/v1/{kind}") for _ in range(5)))
+            read = 2 if kind == "files" else 1
+            assert [answer.status_code for answer in answers] == [200] * read + [429] * (5 - read)
+            assert answers[-1].headers["retry-after"].isdigit()
+            assert f"{most} rows of {kind} in a minute" in answers[-1].json()["error"]["message"]
+            assert (await bob.get(f"/v1/{kind}")).status_code == 200
+
+    service.run(check)
+
+
+def test_rows_that_a_list_leaves_out_count_where_they_are_read(service: Service) -> None:
+    """Redis knows no purpose: the gateway reads all files to find none."""
+
+    async def check() -> None:
+        async with service.client() as client:
+            await upload(client, line("a"))
+            listing = await (await service.storage()).store.files("ann", ListPage(), Purpose.BATCH_OUTPUT)
+            assert listing == Listing((), False, 1 if service.config.jobs.store.startswith("unix") else 0)
+
+    service.run(check)
+
+
+@sqlite_only
+def test_a_list_is_written_as_it_is_sent(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was made and encoded in one go, in which nobody else's stream went on."""
+    written = list[str]()
+
+    def noted(file: StoredFile) -> dict[str, Any]:
+        written.append(file.id)
+        return file_object(file)
+
+    monkeypatch.setattr("alignedserve.gateway.files.file_object", noted)
+
+    async def check() -> None:
+        store, name = (await service.storage()).store, 300 * "é"
+        for number in range(500):
+            await store.add_file(StoredFile(f"file-{number}", "ann", name, 1, Purpose.BATCH, 0))
+        reader, seen = Connection("/v1/files", b""), [0]
+        reader.scope |= {"method": "GET", "headers": [(b"authorization", b"Bearer ann")]}
+
+        async def send(message: Any) -> None:
+            seen.append(len(written))
+            await reader.send(message)
+
+        await service.app(reader.scope, reader.receive, send)
+        assert max(after - before for before, after in pairwise(seen)) <= 128
+        listed = json.loads(b"".join(message.get("body", b"") for message in reader.sent))
+        assert [file["id"] for file in listed["data"]] == [f"file-{number}" for number in reversed(range(500))]
+        assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("file-499", "file-0", False)
+
+    service.run(check)
+
+
+def test_a_file_is_deleted_without_a_look_at_other_keys_batches(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        async with service.client() as client, service.client("bob") as bob:
+            batch = await submit(client, line("a"))
+            store, read = (await service.storage()).store, list[str]()
+            open_jobs = store.open_jobs
+
+            async def noted(owner: str | None = None) -> Sequence[Job]:
+                found = await open_jobs(owner)
+                read.extend(job.id for job in found)
+                return found
+
+            monkeypatch.setattr(store, "open_jobs", noted)
+            file = (await upload(bob, line("b"))).json()["id"]
+            assert (await bob.delete(f"/v1/files/{file}")).status_code == 200
+            assert read == []
+            assert (await client.delete(f"/v1/files/{batch['input_file_id']}")).status_code == 409
+            assert read == [batch["id"]]
 
     service.run(check)
 

@@ -4,6 +4,7 @@ bodies.py           Reads bodies within limits of size, time and memory; callers
 connections.py      Limits what connections cost whose clients are slow, greedy, broken or gone.
 error_responses.py  Turns errors into HTTP answers.
 limits.py           Holds each caller to its limits: requests and tokens in a minute, requests open at once.
+looks.py            Limits what each caller looks up in a minute.
 middleware.py       Gives every HTTP request its id, its caller and its log line, and answers it always.
 origins.py          Refuses what a web page must not do with a server that asks for no key.
 records.py          Follows a request: log line, times, and the meters of what the body asks for.

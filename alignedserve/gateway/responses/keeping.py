@@ -42,7 +42,6 @@ class ResponseKeeper:
     ) -> None:
         """`runner_away_s` returns for how long there has been no job runner."""
         self._open_storage, self._config, self.runner_away_s = open_storage, config, runner_away_s
-        self._finding = defaultdict[str, asyncio.Lock](asyncio.Lock)  # one of an owner at a time: each may be large
         self.background = None if open_storage is None else Background(open_storage, config)
 
     @property
@@ -66,8 +65,7 @@ class ResponseKeeper:
         await (await self._open_storage()).store.add_response(response, self._config.quota_mb * _MB)
 
     async def find(self, owner: str, id: str) -> StoredResponse:
-        async with self._finding[owner]:
-            found = await self._get(owner, id)
+        found = await self._get(owner, id)
         if found is None:
             raise ApiError(404, f"there is no response {id!r:.80}", param="id", code="response_not_found")
         return found
