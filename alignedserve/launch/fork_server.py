@@ -20,7 +20,6 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -247,8 +246,8 @@ def _run(main: Callable[[], int]) -> NoReturn:
         code = main()
     except SystemExit as leaves:
         code = leaves.code if isinstance(leaves.code, int) else int(leaves.code is not None)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
     finally:
         with suppress(BaseException):
             threading._shutdown()  # pyrefly: ignore[missing-attribute]  # it waits for threads that are no daemons

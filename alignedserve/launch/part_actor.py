@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import traceback
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,8 +43,8 @@ class PartActor:
             log.error("%s", error)
         except AlignedServeError as error:
             return str(error)
-        except BaseException:
-            traceback.print_exc()
+        except BaseException as error:
+            sys.excepthook(type(error), error, error.__traceback__)
             os._exit(ExitCode.BROKEN)  # frees all that the process still holds
         return ""
 

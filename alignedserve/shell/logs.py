@@ -9,6 +9,8 @@ import os
 import select
 import stat
 import sys
+import threading
+import traceback
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from typing import Any, TextIO
 
 from alignedserve.config.choices import LogFormat, LogLevel
 from alignedserve.config.sections import LogConfig
+
+_log = logging.getLogger("alignedserve.logs")
 
 BURST, LINES_A_SECOND = 500, 20  # of one kind from one process
 _READER_S = 1.0  # that a reader may take which is only slow: the first time, not once something was lost
@@ -117,14 +121,52 @@ class _Kind:
 _MOST_KINDS = 1_000  # some lines are written with their values in them
 
 
-class _TextFormatter(logging.Formatter):
+def _frames(error: BaseException) -> str:
+    """Return the traceback of an error and of what led to it, with types, files and lines.
+
+    What an error says may quote a client, so only the system's words stay, and those of imports."""
+    told, at = list[str](), error
+    while at is not None and len(told) < _MOST_CAUSES:
+        said = str(at) if isinstance(at, ImportError) else ""
+        if isinstance(at, OSError) and at.errno:
+            said = os.strerror(at.errno)
+        name = f"{type(at).__module__}.{type(at).__qualname__}".removeprefix("builtins.")
+        told.append("".join([_HEAD, *traceback.format_tb(at.__traceback__), name, f": {said}" if said else ""]))
+        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+    return "\nled to:\n".join(reversed(told))
+
+
+_HEAD, _MOST_CAUSES = "Traceback (most recent call last):\n", 10
+
+
+class _Formatter(logging.Formatter):
+    def formatException(self, ei: Any) -> str:
+        return _frames(ei[1])
+
+
+def _is_without_quotes(record: logging.LogRecord) -> bool:
+    """Let libraries say nothing of an error but where it was: asyncio quotes what a callback was given."""
+    if record.exc_info and not record.name.startswith("alignedserve"):
+        record.msg, record.args = f"{record.name} has met an error", None
+    return True
+
+
+def _ends(_: object, error: BaseException, __: object = None) -> None:
+    _log.critical("what nobody has foreseen ends this process", exc_info=error)
+
+
+def _ends_thread(ended: threading.ExceptHookArgs) -> None:
+    _log.error("thread %s has failed", ended.thread and ended.thread.name, exc_info=ended.exc_value)
+
+
+class _TextFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line, *traceback = super().format(record).split("\n", 1)
         fields = " ".join(f"{name}={_shown(value)}" for name, value in _fields(record).items() if value is not None)
         return "\n".join([f"{line} {fields}".rstrip(), *traceback])
 
 
-class _JsonFormatter(logging.Formatter):
+class _JsonFormatter(_Formatter):
     def __init__(self, part: str) -> None:
         super().__init__()
         self._part = part
@@ -152,12 +194,16 @@ def _shown(value: Any) -> str:
 
 
 def set_up(config: LogConfig, part: str, below: str = "alignedserve") -> None:
-    """Send the log lines of this process, or those below a name, to standard error, in the configured format."""
+    """Send the log lines of this process, or those below a name, to standard error, in the configured format; those of
+    the process with what libraries warn of."""
     handler = (logging.StreamHandler if config.level is LogLevel.DEBUG else _CalmHandler)(sys.stderr)
     if config.format is LogFormat.JSON:
         handler.setFormatter(_JsonFormatter(part))
     else:
         handler.setFormatter(_TextFormatter(f"%(asctime)s %(levelname)s {part}: %(message)s"))
+    handler.addFilter(_is_without_quotes)
+    if below == "alignedserve":
+        logging.lastResort, sys.excepthook, threading.excepthook = handler, _ends, _ends_thread
     root = logging.getLogger(below)
     root.handlers[:] = [handler]
     root.setLevel(config.level.value.upper())

@@ -150,5 +150,6 @@ class Shell(TurnLoop):
         except LinkFull as error:
             log.error("%s", error)  # the receiver sees the gap in the numbers of its frames: LinkGap
         except Exception as error:  # a WireError, or what no part of the message should have made possible
-            log.error("%s", error, exc_info=None if isinstance(error, WireError) else error)
+            is_told = isinstance(error, WireError)
+            log.error("%s", error if is_told else "a message cannot be sent", exc_info=None if is_told else error)
             self._deliver(Unsent(to, message, str(error)))

@@ -101,7 +101,8 @@ def test_whatever_is_asked(logging: Deployment, each: int) -> None:
     assert {200, 400, 404} <= {*statuses} <= {200, 400, 404, 413, 429}
     for raw in (f'{{"model": "{MARK}', f'["{MARK}"]', f'{{"prompt": "{MARK}\\ud800"}}', f"{MARK} " * 200_000):
         httpx.post(f"{logging.url}/v1/completions", content=raw, headers={"Content-Type": "application/json"})
-    httpx.get(f"{logging.url}/v1/models/{MARK[:0]}x", params={"q": MARK})
+    for path in (f"/v1/models/{MARK}", f"/v1/requests/{MARK}/timeline", f"/v1/files/{MARK}", f"/{MARK}"):
+        httpx.get(f"{logging.url}{path}", params={"q": MARK}, headers={"x-request-id": f"the {MARK}", MARK: MARK})
     wait_until(lambda: logging.whole_log().count("answered") > len(asked) // 2, ANSWER_S, logging.log)
     assert shows(logging.whole_log()[before:]) == set()
 

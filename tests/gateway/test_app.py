@@ -10,6 +10,7 @@ import pytest
 from httpx import Response
 
 from alignedserve.core import FinishReason, Opening, Sampling, ServiceClass
+from alignedserve.gateway.access.keys import key_ring
 from alignedserve.gateway.starting import PATIENCE_S
 from alignedserve.owner.client import Delivered, Overloaded
 from alignedserve.text.text_model import TextModel
@@ -262,7 +263,7 @@ def test_an_id_of_the_clients_comes_back_and_is_in_the_log(gateway: Gateway, cap
     assert len({line["request_id"] for line in lines}) == 2
 
 
-@pytest.mark.parametrize("odd", [b"", b"a b", b"x" * 129, b"caf\xc3\xa9"])
+@pytest.mark.parametrize("odd", [b"", b"a b", b"x" * 129, b"caf\xc3\xa9", b'{"prompt":"Hi"}'])
 def test_an_id_that_is_none_is_not_taken(gateway: Gateway, odd: bytes) -> None:
     answer = gateway.get("/v1/models", headers={b"x-request-id": odd})
     assert answer.headers["x-request-id"].startswith("req-")
@@ -295,6 +296,27 @@ def test_what_happened_is_counted(gateway: Gateway, hello: tuple[int, ...]) -> N
 def test_two_gateways_count_for_themselves(gateway: Gateway, text: TextModel) -> None:
     gateway.chat()
     assert "request_success_total{" not in Gateway(text, FakeOwner()).get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/v1/models/xyzzy", "/v1/models/{name}"),
+        ("/v1/requests/xyzzy/timeline", "/v1/requests/{id}/timeline"),
+        ("/v1/chat/completions", "/v1/chat/completions"),
+        ("/xyzzy", None),
+    ],
+)
+@pytest.mark.parametrize("key", [None, "of another"])
+def test_a_line_tells_the_route_and_not_what_a_client_writes_in_it(
+    text: TextModel, caplog: pytest.LogCaptureFixture, path: str, route: str | None, key: str | None
+) -> None:
+    gateway = Gateway(text, FakeOwner(), keys=key_ring(key, None))
+    with log_lines(caplog) as lines:
+        gateway.get(f"{path}?xyzzy=xyzzy", headers={"x-request-id": "the xyzzy"})
+    (line,) = lines
+    assert (line["path"] or "").replace(":path", "") == (route or "")
+    assert "xyzzy" not in str(lines)
 
 
 def test_a_request_leaves_one_line_without_its_words(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:

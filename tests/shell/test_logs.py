@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +42,9 @@ FIELDS = {"request_id": "req-a", "attempt": 0}
 def as_it_was() -> Iterator[None]:
     root = logging.getLogger("alignedserve")
     before = root.handlers[:], root.level, root.propagate
+    hooks = logging.lastResort, sys.excepthook, threading.excepthook
     yield
+    logging.lastResort, sys.excepthook, threading.excepthook = hooks
     root.handlers[:], root.propagate = before[0], before[2]
     root.setLevel(before[1])
 
@@ -63,7 +68,47 @@ def test_for_people_the_fields_follow_the_words(capsys: pytest.CaptureFixture[st
         log.exception("broke", extra={"fields": {"request_id": "req-1"}})
     first, *traceback = capsys.readouterr().err.splitlines()
     assert first.endswith("broke request_id=req-1")
-    assert traceback[-1] == "ValueError: wrong"
+    assert traceback[-1] == "ValueError"
+
+
+def _fail_at(prompt: str) -> None:
+    try:
+        try:
+            Path(f"/nowhere/{prompt}").read_text()
+        except OSError as error:
+            raise KeyError(prompt) from error
+    except KeyError as error:
+        error.add_note(prompt) if sys.version_info >= (3, 11) else None
+        raise ValueError(f"wrong: {prompt}")  # noqa: B904
+
+
+async def _fail_behind_our_back(prompt: str) -> None:
+    tasks = [asyncio.create_task(asyncio.to_thread(_fail_at, prompt))]
+    asyncio.get_running_loop().call_soon(_fail_at, prompt)
+    await asyncio.sleep(0.1)
+    del tasks  # nobody has asked for its error
+
+
+@pytest.mark.parametrize("format", LogFormat)
+def test_an_error_is_told_by_its_place_and_not_by_its_words(format: LogFormat) -> None:
+    """They may be a client's, whoever writes the line: we, asyncio, Python at the end of a thread or of the process."""
+    code = (
+        "import asyncio, logging, sys, threading; from tests.shell.test_logs import *;"
+        "from tests.shell.test_logs import _fail_at, _fail_behind_our_back;"
+        f"set_up(LogConfig(format=LogFormat({format.value!r})), 'pool-0');"
+        "asyncio.run(_fail_behind_our_back('zebra'));"
+        "thread = threading.Thread(target=_fail_at, args=['zebra']); thread.start(); thread.join();"
+        "_fail_at('zebra')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "zebra" not in ended.stderr
+    assert ended.stderr.count("FileNotFoundError: No such file or directory") == 4
+    assert ended.stderr.count(", in _fail_at") == 4 * 3
+    assert ended.stderr.count("pool-0") == 4
+    assert f'{__file__}{chr(92) if format is LogFormat.JSON else ""}", line ' in ended.stderr
+    last = ended.stderr.splitlines()[-1]
+    assert last == "ValueError" or json.loads(last)["traceback"].endswith("\nValueError")
 
 
 def test_what_clients_name_is_neither_another_line_nor_another_field(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request as HttpRequest
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from alignedserve.errors import AlignedServeError
@@ -35,7 +36,7 @@ PAGE = "/dashboard"  # the live page, which a browser opens: it asks its user fo
 PROBES = ("/live", "/health", "/ready", "/metrics")  # machines read them every few seconds: they are not logged
 PUBLIC = ("/live", "/health", "/ready", "/", "/docs")  # these need no key
 API_KEY = "x-api-key"  # where Anthropic's clients send their key
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")  # a client's ids that are safe in a header and in a log line
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")  # a client's ids that are taken, and logged
 
 
 class OpenCalls:
@@ -101,6 +102,8 @@ class RequestMiddleware:
             if record.path not in PROBES:
                 if record.error is not None:
                     self._metrics.count_http_error(record.error)
+                routes = (route for route in scope["app"].routes if route.matches(scope)[0] is not Match.NONE)
+                record.route = next((route.path for route in routes), None)
                 record.log(self._now())
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, record: HttpRecord, headers: Headers) -> None:

@@ -16,7 +16,6 @@ _log = logging.getLogger("alignedserve.gateway")
 
 HEADER = "server-timing"
 CLIENT_CLOSED = 499  # in the log: the client left before its answer or in the middle of it
-MOST_SHOWN = 200  # characters of a path, which a client chooses
 
 
 @dataclass
@@ -27,6 +26,7 @@ class HttpRecord:
     method: str
     path: str
     began_at: float
+    route: str | None = None  # such as /v1/files/{id}: only what the client has not chosen is logged of the path
     client_id: str | None = None  # the client's own id of the request, which the answer repeats
     caller: str | None = None  # the id of the caller
     service: ServiceClass | None = None  # None: the request does not ask for tokens
@@ -47,7 +47,7 @@ class HttpRecord:
         fields = {
             "request_id": self.id,
             "method": self.method,
-            "path": self.path if len(self.path) <= MOST_SHOWN else f"{self.path[:MOST_SHOWN]}…",
+            "path": self.route,
             "status": self.status,
             "duration_s": round(now - self.began_at, 6),
             "caller": self.caller,
