@@ -82,7 +82,7 @@ class LLM:
     @property
     def weights(self) -> dict[str, str]:
         """Return how each worker keeps the weights of the model, and how far that is from plain ones where it quantised
-        them itself."""
+        them itself. A server tells it to keys with the scope `dashboard` alone."""
         return self._asking.weights()
 
     def close(self) -> None:

@@ -194,7 +194,7 @@ class _Routes:
         return JSONResponse({"status": "alive"})
 
     async def health(self, _: HttpRequest) -> Response:
-        """Answer whether requests are served, and what does not work in any part; why, only /status says, to keys.
+        """Answer whether requests are served, and what does not work in any part; why, only /status says, to operators.
 
         Unlike /ready it goes on while the server drains, since what is open is served."""
         if not self._client.ready:
@@ -209,20 +209,23 @@ class _Routes:
             raise not_ready()
         return JSONResponse({"status": "ready"})
 
-    async def status(self, _: HttpRequest) -> Response:
-        """Answer which parts are running, and where. This page for operators shows nothing of any request."""
+    async def status(self, http: HttpRequest) -> Response:
+        """Answer whether requests are taken, and by which models; operators also which parts are running, and where.
+        Nothing of any request is shown."""
+        head = self.head()
+        if not self._has(http, Scope.DASHBOARD):
+            return JSONResponse({"state": head.state, "models": list(head.models)})
         parts = [
             {"name": member.name, "role": member.kind.value, "node": member.node, "address": member.address}
             for member in self._client.members
         ]
-        head, scale = self.head(), dict(self._settings.scale)
         return JSONResponse(
             {
                 "state": head.state,
                 "models": list(head.models),
                 "parts": parts,
                 "late": [{"part": part, "step_s": late_s} for part, late_s in self._client.late.items()],
-                "scale": scale,
+                "scale": dict(self._settings.scale),
                 "fallbacks": self._fallbacks(),
                 "weights": self._app.state.parts.weights(),
             }
@@ -303,10 +306,13 @@ class _Routes:
 
     def _adapter_card(self, adapter: Adapter, http: HttpRequest) -> dict[str, Any]:
         """Return what is said of an adapter: its folder only to callers that may load adapters."""
-        caller = caller_of(http)
-        may_load = Scope.ADAPTERS in caller.scopes and not (self._settings.is_exposed and caller is ANONYMOUS)
-        root = {"root": adapter.folder} if may_load else {}
+        root = {"root": adapter.folder} if self._has(http, Scope.ADAPTERS) else {}
         return {**self._card(adapter.name), **root, "parent": self._settings.served_model_names[0]}
+
+    def _has(self, http: HttpRequest, scope: Scope) -> bool:
+        """Return whether the caller may do what this scope, which is no usual one, allows."""
+        caller = caller_of(http)
+        return scope in caller.scopes and not (self._settings.is_exposed and caller is ANONYMOUS)
 
 
 def _version() -> str:

@@ -45,12 +45,13 @@ def test_the_address_of_the_api_names_its_server(url: str) -> None:
         assert http.build_request("GET", "/status").url == "http://host:8000/status"
 
 
+@pytest.mark.parametrize("told", [TOLD, {"state": "ready", "models": ["demo"]}])
 def test_without_the_scope_of_metrics_it_says_what_the_rest_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    told: dict[str, object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def answer(asked: httpx.Request) -> httpx.Response:
         if asked.url.path != "/metrics":
-            return httpx.Response(200, json=TOLD)
+            return httpx.Response(200, json=told)
         return httpx.Response(403, json={"error": {"message": "it lacks the scope metrics"}})
 
     def asking(url: str, _: object) -> httpx.Client:

@@ -127,8 +127,7 @@ def test_another_user_is_heard_by_no_part(unguarded: Open, deployment: Deploymen
     check_greedy(chats, asyncio.run(all_tokens(deployment.url, chats)))
     assert set(deployment.processes()) == before, deployment.log()
     assert "prefill-9" not in deployment.whole_log()
-    readable = [path for path in memory_files(deployment.memory) if stat.S_IMODE(path.stat().st_mode) & 0o077]
-    assert readable == []
+    assert readable(deployment) == []
     assert [unguarded.socket.recv() for _ in forged()] == forged()
 
 
@@ -164,10 +163,11 @@ def test_ranks_have_no_port_and_are_stopped_by_no_junk_while_they_meet() -> None
         assert deployment.ports() == {deployment.port}
 
 
-def memory_files(folder: Path) -> list[Path]:
-    found = [path for path in folder.rglob("*") if path.is_file()]
+def readable(deployment: Deployment) -> list[Path]:
+    """Return the files of its memory that other users may open."""
+    found = [path for path in deployment.memory.rglob("*") if path.is_file()]
     assert found
-    return found
+    return [path for path in found if stat.S_IMODE(path.stat().st_mode) & 0o077]
 
 
 @contextmanager
@@ -223,5 +223,6 @@ def test_junk_at_workers_that_send_kv_directly_stops_none_and_changes_no_token(t
         assert deployment.metric("kv_transfers_failed_total") == 0
         assert set(deployment.processes()) == before, deployment.log()
         assert deployment.ports() == {deployment.port}, "workers listen at a port only while they connect"
+        assert readable(deployment) == []
         if os.geteuid() == 0:
-            assert let_in([], sorted(map(str, files))) == []
+            assert let_in([deployment.port], sorted(deployment.unix_sockets())) == []

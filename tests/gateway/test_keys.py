@@ -7,7 +7,7 @@ import pytest
 from alignedserve.core import NO_KEY_SALT
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Limits, Scope, hash_key
 from alignedserve.text.text_model import TextModel
-from tests.gateway.conftest import FakeOwner, Gateway, log_lines
+from tests.gateway.conftest import MODEL, FakeOwner, Gateway, log_lines
 
 ANN, BOB = "key-of-ann", "key-of-bob"
 
@@ -85,6 +85,7 @@ ROUTES = {  # what a reader needs, and what tells of others or changes what othe
     "/dashboard": Scope.DASHBOARD,
     "/dashboard/requests/x": Scope.DASHBOARD,
 }
+PUBLIC_STATUS = {"state": "ready", "models": [MODEL]}
 NEED_NO_KEY = ("/", "/docs", "/live", "/health", "/ready")
 
 
@@ -98,6 +99,10 @@ def test_each_scope_opens_its_routes_alone(text: TextModel, scope: Scope) -> Non
         assert gateway.get(path).status_code == 401
         assert gateway.get(path, headers=bearer("wrong")).status_code == 401
     assert {gateway.get(path).status_code for path in NEED_NO_KEY} == {200}
+    told = gateway.get("/status", headers=bearer(ANN)).json()
+    assert ("parts" in told) == (scope is Scope.DASHBOARD)
+    assert PUBLIC_STATUS.items() <= told.items()
+    assert scope is Scope.DASHBOARD or told == PUBLIC_STATUS
 
 
 def test_who_is_anonymous_and_comes_from_elsewhere_gets_what_a_reader_needs(text: TextModel) -> None:
@@ -108,5 +113,7 @@ def test_who_is_anonymous_and_comes_from_elsewhere_gets_what_a_reader_needs(text
     refused += [gateway.ask("POST", f"/v1/{verb}_lora_adapter", json=adapter) for verb in ("load", "unload")]
     assert {(answer.status_code, answer.json()["error"]["code"]) for answer in refused} == {(403, "insufficient_scope")}
     assert "it has no keys" in refused[0].json()["error"]["message"]
+    assert gateway.get("/status").json() == PUBLIC_STATUS
     here = Gateway(text, FakeOwner((2,)))
+    assert "parts" in here.get("/status").json()
     assert [here.get(path).status_code for path in ("/metrics", "/dashboard")] == [200, 200]

@@ -35,6 +35,8 @@ _MISSED = {
     "stall": "a stall",
     "jct": "late",
 }
+# What only the scope `dashboard` is told.
+_UNTOLD: dict[str, Any] = {"parts": [], "late": [], "scale": {}, "fallbacks": [], "weights": {}}
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,9 @@ def _told(http: httpx.Client) -> DeploymentStatus:
         counts[_NEW] = max(0, opened.get(kind, 0) - sum(counts.values()))
         opened[kind] = sum(counts.values())
     return DeploymentStatus(
-        **{name: told[name] for name in ("state", "models", "parts", "late", "scale", "fallbacks", "weights")},
+        state=told["state"],
+        models=told["models"],
+        **{name: told.get(name, nothing) for name, nothing in _UNTOLD.items()},
         open=opened,
         served=dict(sums["request_success", "class"]),
         attained=dict(sums["slo_attained", "class"]),

@@ -56,7 +56,7 @@ class Scope(str, Enum):
 
     GENERATE = "generate"  # tokens, and what the models are
     BATCH = "batch"  # files, and jobs over them
-    DASHBOARD = "dashboard"  # the live page, which shows the requests and jobs of every key
+    DASHBOARD = "dashboard"  # the live page, which shows the requests and jobs of every key, and all of /status
     ADAPTERS = "adapters"  # loading and unloading adapters, for every key
     METRICS = "metrics"  # figures of all keys together, for Prometheus; dashboard allows them too
 
