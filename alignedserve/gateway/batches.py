@@ -190,13 +190,16 @@ async def counted(store: Store, job: Job) -> tuple[Job, LineCounts]:
 
 def batch_object(job: Job, counts: LineCounts) -> dict[str, Any]:
     """Return OpenAI's batch object. Its schema allows no null, so fields without a value are left out."""
-    usage = {
+    usage: dict[str, Any] = {
         "input_tokens": counts.input_tokens,
         "input_tokens_details": {"cached_tokens": counts.cached_tokens},
         "output_tokens": counts.output_tokens,
         "output_tokens_details": {"reasoning_tokens": counts.reasoning_tokens},
         "total_tokens": counts.input_tokens + counts.output_tokens,
     }
+    if counts.device_us:
+        joules = {"joules": counts.millijoules / 1e3, "modelled_joules": counts.modelled_mj / 1e3}
+        usage["cost"] = {"device_seconds": counts.device_us / 1e6, **joules}
     problems = [asdict(problem) for problem in job.problems]
     instants = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
     fields = {

@@ -201,7 +201,10 @@ def answered_line(number: int, custom_id: str, answer: AnsweredLine) -> LineResu
     cached = (usage.get(f"{prompt}_tokens_details") or {}).get("cached_tokens", 0)
     reasoned = (usage.get(f"{output}_tokens_details") or {}).get("reasoning_tokens", 0)
     tokens = usage.get(f"{prompt}_tokens", 0), cached, usage.get(f"{output}_tokens", 0), reasoned
-    return LineResult(number, answer.status < 400, text, *tokens)
+    cost = usage.get("cost") or {}
+    millijoules = round(1e3 * cost.get("joules", 0))
+    spent = round(1e6 * cost.get("device_seconds", 0)), millijoules, millijoules * (cost.get("energy") == "modelled")
+    return LineResult(number, answer.status < 400, text, *tokens, *spent)
 
 
 def error_line(custom_id: str | None, code: str, message: str) -> str:

@@ -59,7 +59,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class LineCounts:
-    """Counts of a job's lines that have a result, and of their tokens."""
+    """Counts of a job's lines that have a result, of their tokens, and of what their answers used."""
 
     completed: int = 0
     failed: int = 0
@@ -67,6 +67,9 @@ class LineCounts:
     cached_tokens: int = 0  # of the input tokens, those whose KV the pool had
     output_tokens: int = 0
     reasoning_tokens: int = 0  # of the output tokens
+    device_us: int = 0  # of workers' time
+    millijoules: int = 0
+    modelled_mj: int = 0  # of the millijoules, those that no counter told
 
     @property
     def done(self) -> int:
@@ -88,12 +91,15 @@ class LineResult:
     cached_tokens: int = 0
     output_tokens: int = 0
     reasoning_tokens: int = 0
+    device_us: int = 0
+    millijoules: int = 0
+    modelled_mj: int = 0
 
     @property
     def counts(self) -> LineCounts:
         completed = int(self.is_ok)
         tokens = self.input_tokens, self.cached_tokens, self.output_tokens, self.reasoning_tokens
-        return LineCounts(completed, 1 - completed, *tokens)
+        return LineCounts(completed, 1 - completed, *tokens, self.device_us, self.millijoules, self.modelled_mj)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ function operations.save_job()
   redis.call('HINCRBY', p..':revisions', id, 1)
   if is_open == '0' and redis.call('ZREM', p..':open', id) == 1 then
     redis.call('HINCRBY', p..':open_of', owner, -1)
-    redis.call('DEL', p..':results:'..id, p..':counts:'..id)
+    redis.call('DEL', p..':results:'..id, p..':counts:'..id, p..':costs:'..id)
     redis.call('HDEL', p..':forecasts', id)
   end
   if kept_until ~= '' then redis.call('ZADD', p..':ended', kept_until, id) end
@@ -92,13 +92,15 @@ end
 function operations.add_results()
   local fence, job, new = ARGV[1], ARGV[2], 0
   if fenced(fence) then return 'fenced' end
-  for at = 3, num_args, 8 do
+  for at = 3, num_args, 11 do
     if redis.call('HSETNX', p..':results:'..job, ARGV[at], ARGV[at + 1]) == 1 then
       new = new + 1
       for offset, name in ipairs({
-        'completed', 'failed', 'input_tokens', 'cached_tokens', 'output_tokens', 'reasoning_tokens'
+        'completed', 'failed', 'input_tokens', 'cached_tokens', 'output_tokens', 'reasoning_tokens',
+        'device_us', 'millijoules', 'modelled_mj'
       }) do
-        redis.call('HINCRBY', p..':counts:'..job, name, ARGV[at + 1 + offset])
+        local sums = offset > 6 and ':costs:' or ':counts:' -- the version before reads all that is in counts
+        redis.call('HINCRBY', p..sums..job, name, ARGV[at + 1 + offset])
       end
     end
   end

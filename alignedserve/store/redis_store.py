@@ -6,7 +6,7 @@ included: in a Redis Cluster they lie in the same slot, which scripts need (redi
 
     files, jobs          id -> record            files:OWNER, jobs:OWNER   ids in order of arrival
     revisions            job -> revision         open                      jobs that have not ended, in the same order
-    results:JOB          line -> record          counts:JOB                sums over the results
+    results:JOB          line -> record          counts:JOB, costs:JOB     sums over the results
     forecasts            job -> forecast         bytes, open_of            owner -> bytes of files, open jobs
     expiry               files by expiry         begun                     id -> time, holder, life of files that are
                                                                            not added yet, or were removed
@@ -245,6 +245,7 @@ class RedisStore:
 
     async def counts(self, job: str) -> LineCounts:
         sums = await self._ask(self.redis.hgetall(self._key(f"counts:{job}")))
+        sums |= await self._ask(self.redis.hgetall(self._key(f"costs:{job}")))
         return LineCounts(**{name: int(value) for name, value in sums.items()})
 
     async def set_forecasts(self, forecasts: Mapping[str, Forecast]) -> None:

@@ -164,6 +164,16 @@ def test_the_tokens_of_an_answer_count_for_its_line(usage: dict[str, Any]) -> No
     assert answered_line(3, "c", AnsweredLine(200, "r", {"usage": {"prompt_tokens": 9}})).reasoning_tokens == 0
 
 
+@pytest.mark.parametrize(("energy", "modelled"), [("rapl", 0.0), ("modelled", 5.021)])
+def test_a_batch_says_what_its_answers_used(energy: str, modelled: float) -> None:
+    costs = [{"cost": {"device_seconds": 1.25, "joules": 5.021, "energy": energy}}, {}]
+    results = [answered_line(at, "c", AnsweredLine(200, "r", {"usage": usage})) for at, usage in enumerate(costs)]
+    job = Job("batch_1", "key", "file-1", Endpoint.CHAT, "24h", 1_000, 87_400)
+    usage = batch_object(job, results[0].counts + results[1].counts)["usage"]
+    assert usage["cost"] == {"device_seconds": 1.25, "joules": 5.021, "modelled_joules": modelled}
+    assert "cost" not in batch_object(job, results[1].counts)["usage"]
+
+
 def test_a_batch_says_how_much_of_its_output_was_reasoning() -> None:
     job = Job("batch_1", "key", "file-1", Endpoint.CHAT, "24h", 1_000, 87_400)
     usage = batch_object(job, LineCounts(2, 0, 9, 4, 7, 5))["usage"]

@@ -32,7 +32,7 @@ def job(number: int, owner: str = ME) -> Job:
 
 
 def result(line: int, is_ok: bool = True, text: str = '{"custom_id": "\\u00fc\\n"}') -> LineResult:
-    return LineResult(line, is_ok, text, 10, 4, 3, 2)
+    return LineResult(line, is_ok, text, 10, 4, 3, 2, 7, 6, 5)
 
 
 def ids(listing: Listing[Any] | None) -> list[str]:
@@ -219,7 +219,7 @@ def test_a_line_has_one_result_and_counts_once(kind: Kind) -> None:
         assert await store.add_results("batch_1", again, fence) == 1
         assert [stored async for stored in store.results("batch_1")] == [*reversed(many), result(251)]
         assert await store.done_lines("batch_1") == frozenset(range(1, 252))
-        assert await store.counts("batch_1") == LineCounts(168, 83, 2_510, 1_004, 753, 502)
+        assert await store.counts("batch_1") == LineCounts(168, 83, 2_510, 1_004, 753, 502, 1_757, 1_506, 1_255)
         assert [stored async for stored in store.results("batch_2")] == []
         assert await store.counts("batch_2") == LineCounts()
         await store.add_job(job(1))
@@ -285,7 +285,7 @@ def test_two_stores_that_write_at_once_share_it(kind: Kind) -> None:
         assert (
             await store.counts("batch_1")
             == await second_store.counts("batch_1")
-            == LineCounts(40, 0, 400, 160, 120, 80)
+            == LineCounts(40, 0, 400, 160, 120, 80, 280, 240, 200)
         )
         await second_store.close()
 
@@ -394,7 +394,7 @@ def test_results_of_an_older_schema_count_without_their_reasoning(kind: Kind) ->
         fence = await store.lease(RUNNER, 1_000)
         assert fence is not None
         assert await store.add_results("batch_1", [result(2)], fence) == 1
-        assert await store.counts("batch_1") == LineCounts(2, 0, 20, 8, 6, 2)
+        assert await store.counts("batch_1") == LineCounts(2, 0, 20, 8, 6, 2, 7, 6, 5)
         assert [stored.reasoning_tokens async for stored in store.results("batch_1")] == [0, 2]
 
     asyncio.run(write())
