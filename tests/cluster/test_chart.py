@@ -158,8 +158,9 @@ def _faults_of(container: dict[str, Any], whole: dict[str, Any]) -> Iterator[str
         m["mountPath"] for m in container["volumeMounts"]
     }:
         yield "writes into its image"
-    if container["name"] != "wait-gcs-ready" and "memory" not in container["resources"].get("limits", {}):
-        yield "has no limit of memory"  # KubeRay gives the container that waits its own
+    if container["name"] != "wait-gcs-ready":  # KubeRay gives the container that waits its own
+        limits = container["resources"].get("limits", {})
+        yield from (f"has no limit of {what}" for what in ("memory", "ephemeral-storage") if what not in limits)
 
 
 @pytest.mark.parametrize("values", VALUES)
@@ -195,6 +196,7 @@ FIRST = "containers", 0, "securityContext"
         _set(*FIRST, "readOnlyRootFilesystem", to=False),
         _set("containers", 1, "securityContext", to={}),
         _set("containers", 0, "resources", to={}),
+        _set("containers", 0, "resources", "limits", to={"memory": "2Gi"}),
         _set("containers", 0, "ports", to=[{"containerPort": 1, "hostPort": 1}]),
         _set("volumes", to=[{"name": "root", "hostPath": {"path": "/"}}]),
         _set("volumes", to=[{"name": "endless", "emptyDir": {}}]),
@@ -206,10 +208,19 @@ def test_a_pod_that_is_opened_is_found(opened: Callable[[Pod], None]) -> None:
     assert [*faults(pod)] != []
 
 
-def test_only_the_head_speaks_to_kubernetes() -> None:
-    """KubeRay gives it a service account, with which its autoscaler asks for pods."""
-    tokens = {role: pod["spec"].get("automountServiceAccountToken", True) for role, pod in pods().items()}
-    assert tokens == {"head": True, "gateway": False, "worker": False}
+def test_only_the_autoscaler_speaks_to_kubernetes() -> None:
+    """KubeRay gives the head's pod a service account, with which it asks for pods."""
+    assert {pod["spec"].get("automountServiceAccountToken", True) for pod in pods().values()} == {False}
+    has_token = [
+        (container["name"], mount["mountPath"], {*(of for source in volume["projected"]["sources"] for of in source)})
+        for pod in pods().values()
+        for volume in pod["spec"]["volumes"]
+        for container in pod["spec"]["containers"]
+        for mount in container["volumeMounts"]
+        if mount["name"] == volume["name"] and "projected" in volume
+    ]
+    folder = "/var/run/secrets/kubernetes.io/serviceaccount"
+    assert has_token == [("autoscaler", folder, {"serviceAccountToken", "configMap", "downwardAPI"})]
 
 
 def test_secrets_go_to_those_who_need_them_and_stand_in_no_manifest() -> None:
