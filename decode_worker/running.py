@@ -348,7 +348,8 @@ class StepEnd(WorkerPart):
         self._decisions.note(
             Kind.ENDED,
             running.request,
-            tokens=len(running.output),
+            self._outputs.energy_source,
+            len(running.output),
             seconds=running.spent_s,
             why=finish.value,
             joules=running.spent_joules,

@@ -63,7 +63,7 @@ class Decision:
     attempt: int
     service: ServiceClass
     salt: str  # names the request's caller; no answer shows the salt
-    other: str = ""  # a member or a request
+    other: str = ""  # a member or a request; at the end, how the joules are known
     tokens: int = 0
     number: int = 0
     seconds: float = 0.0
@@ -137,7 +137,11 @@ class DecisionRing:
 
     def about(self, request: str) -> Findings:
         """Return what the ring holds about a request."""
-        decisions = [noted for noted in self._decisions if request in (noted.request, noted.other)]
+        decisions = [
+            noted
+            for noted in self._decisions
+            if noted.request == request or (noted.kind is Kind.DISPLACED and noted.other == request)
+        ]
         own = [noted for noted in decisions if noted.request == request]
         decisions += [ran for wait in self._waits(own) for ran in self._ran_during(wait)]
         decisions.sort(key=lambda noted: (noted.at, noted.kind not in _DURING_WAITS))

@@ -61,8 +61,11 @@ def _displaced(noted: Decision) -> str:
 
 def _ended(noted: Decision) -> str:
     text = f"ended with {_counted(noted.tokens, 'token')}" if noted.tokens else "ended"
-    cost = f"; it used {duration(noted.seconds)} of workers' time, {noted.joules:.3g} J" if noted.seconds else ""
-    return _of(text, noted.why) + cost
+    if not noted.seconds:
+        return _of(text, noted.why)
+    source = f" ({noted.other})" if noted.other else ""
+    used = f"{duration(noted.seconds)} of workers' time, {noted.joules:.3g} J{source}"
+    return f"{_of(text, noted.why)}; it used {used}"
 
 
 _SENTENCES: Mapping[Kind, Callable[[Decision], str]] = MappingProxyType(

@@ -61,7 +61,7 @@ class Outputs(CorePart):
     """The outputs that the owners of requests may not have whole yet."""
 
     def __init__(self, energy_source: str = "") -> None:
-        self._energy_source = energy_source
+        self.energy_source = energy_source
         self._kept: dict[str, _KeptOutput] = {}  # in the order of first tokens, then of last tokens
         self._new: dict[str, list[Output]] = defaultdict(list)  # owner -> what the next frame carries
         self._used: dict[str, list[RequestUse]] = defaultdict(list)  # the same
@@ -122,7 +122,7 @@ class Outputs(CorePart):
 
     def _tell_use(self, running: WorkerRequest) -> None:
         running.told_s, request = running.spent_s, running.request
-        spent = running.spent._replace(source=self._energy_source)
+        spent = running.spent._replace(source=self.energy_source)
         self._used[request.owner].append(RequestUse(request.id, request.attempt, spent))
 
     def flush(self) -> list[Command]:

@@ -87,4 +87,5 @@ def test_every_interface_and_the_story_of_a_request_tell_its_cost(parted: Deploy
         assert answer["usage"]["cost"]["device_seconds"] > 0, answer
     url = f"{parted.url}/v1/requests/{answers[0]['id']}/timeline?format=text"
     story = httpx.get(url, headers=headers, timeout=ANSWER_S).text
-    assert re.search(r"ended with \d+ tokens: \w+; it used [\d.]+ m?s of workers' time, [\d.]+ J", story), story
+    used = r"it used [\d.]+ m?s of workers' time, [\d.]+ J \((modelled|rapl)\)"
+    assert re.search(rf"ended with \d+ tokens: \w+; {used}", story), story

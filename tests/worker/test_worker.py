@@ -26,6 +26,7 @@ from alignedserve.core import (
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.explain.decisions import Kind
+from alignedserve.explain.sentences import said as told_as
 from alignedserve.lab.fuzzing.worker_views import blocks_of
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, End, RunStep, Send, SetTimer
@@ -383,6 +384,18 @@ def test_an_owner_is_told_what_its_requests_have_used_at_their_end(make: MakeCor
     first = worker.handle(StepDone(StepResult(1, (("a", 0),)), 0.2, 6.0), 0.2)
     second = worker.handle(StepDone(StepResult(2, (("b", 0),)), 0.1, 3.0), 0.3)
     assert uses(first) | uses(second) == {"a": Spent(0.2, 6.0, "rapl"), "b": Spent(0.1, 3.0, "rapl")}
+
+
+def test_what_a_request_has_used_is_explained_with_how_it_is_known() -> None:
+    worker = decode_core(WorkerSetup(LIMITS, energy_source="modelled"))
+    worker.handle(MemberJoined(ROUTER_MEMBER), 0.0)
+    worker.handle(said(ROUTER, Prefill(metered("a"))), 0.0)
+    worker.handle(StepDone(StepResult(1, (("a", 0),)), 0.2, 6.0), 0.2)
+    (answer,) = worker.handle(said("gateway-0", AskDecisions(1, "a")), 0.3)
+    assert isinstance(answer, Send)
+    assert isinstance(answer.message, Decisions)
+    ended = told_as(answer.message.findings.decisions[-1])
+    assert ended == "ended with 1 token: stop; it used 200.0 ms of workers' time, 6 J (modelled)"
 
 
 def test_an_owner_is_told_at_the_first_token_and_meanwhile_what_a_request_has_used() -> None:
