@@ -65,7 +65,7 @@ def test_what_all_keys_are_charged_with_is_what_the_workers_used(parted: Deploym
     wait_until(lambda: used("iteration_time_seconds_sum") > 0.99 * in_all_s, BACK_S, parted.log)
     assert in_all_s == pytest.approx(used("iteration_time_seconds_sum"), rel=0.05)
     in_steps = used("energy_joules_total", 'use="steps"')
-    assert in_all_joules == pytest.approx(in_steps, rel=0.3)  # of few seconds; lab/benchmarks/charged.py is exact
+    assert in_all_joules == pytest.approx(in_steps, rel=0.3)  # of few seconds; tests/worker/test_worker.py is exact
 
 
 def test_every_interface_and_the_story_of_a_request_tell_its_cost(parted: Deployment, keys: Keys) -> None:

@@ -54,6 +54,7 @@ from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import MOST_SCORED, WorkerRequest
+from tests.machine.test_energy import REST_W, STEP_W, Device
 from tests.samples import LIMITS, ROUTER_MEMBER, but_reports, next_attempt, request, said
 from tests.worker.cores import MakeCore
 
@@ -396,6 +397,26 @@ def test_what_a_request_has_used_is_explained_with_how_it_is_known() -> None:
     assert isinstance(answer.message, Decisions)
     ended = told_as(answer.message.findings.decisions[-1])
     assert ended == "ended with 1 token: stop; it used 200.0 ms of workers' time, 6 J (modelled)"
+
+
+def test_all_requests_together_are_charged_with_what_the_meter_counts() -> None:
+    """They come, overlap and rest; the device takes one power in steps and another between them."""
+    device, limits = Device(), replace(LIMITS, num_blocks=64)
+    worker, meter, told = decode_core(WorkerSetup(limits, energy_source="nvml")), device.meter(), dict[str, Spent]()
+    worker.handle(MemberJoined(ROUTER_MEMBER), 0.0)
+    for number in range(20):
+        device.passes(0.3, REST_W)
+        commands = worker.handle(said(ROUTER, Prefill(metered(f"r{number}", max_tokens=9 + number))), device.now)
+        commands += worker.handle(said(ROUTER, Prefill(metered(f"s{number}", max_tokens=9))), device.now)
+        while plans := [command.plan for command in commands if isinstance(command, RunStep)]:
+            step_s = 0.02 * plans[0].num_tokens
+            device.passes(step_s, STEP_W)
+            tokens = tuple((part.request, 7) for part in plans[0].parts if part.sampling)
+            done = StepDone(StepResult(plans[0].number, tokens), step_s, meter.step(step_s))
+            commands = worker.handle(done, device.now)
+            told |= uses(commands)
+    assert len(told) == 40
+    assert sum(spent.joules for spent in told.values()) == pytest.approx(meter.joules - meter.rest_joules, rel=0.05)
 
 
 def test_an_owner_is_told_at_the_first_token_and_meanwhile_what_a_request_has_used() -> None:
