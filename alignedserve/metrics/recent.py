@@ -35,7 +35,7 @@ def bucket_of(seconds: float) -> int:
 def _sum(one: Any, other: Any) -> Any:
     if not one or not other:
         return one or other
-    return one + other if isinstance(one, int) else dict(Counter(one) + Counter(other))
+    return dict(Counter(one) + Counter(other)) if isinstance(one, dict) else one + other
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,8 @@ class Counts:
     ttft: Spread = field(default_factory=dict)  # of requests that ended
     waits: Spread = field(default_factory=dict)  # the same: until the prompt began to run
     gaps: Spread = field(default_factory=dict)  # between tokens
+    device_s: float = 0.0  # time of workers, of requests that ended
+    joules: float = 0.0
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(_sum(getattr(self, part.name), getattr(other, part.name)) for part in fields(Counts)))
@@ -191,6 +193,8 @@ class RequestLog:
             missed={ended.missed: 1} if ended.missed else {},
             ttft={bucket_of(ended.times.ttft_s): 1},
             waits={} if ended.waited_s is None else {bucket_of(ended.waited_s): 1},
+            device_s=ended.device_s,
+            joules=ended.joules,
         )
         kept.slot.add(ended.service, counts)
         kept.slowest = slowest_of((*kept.slowest, ended))

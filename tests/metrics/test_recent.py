@@ -63,6 +63,17 @@ def test_ends_and_refusals_are_counted_by_class() -> None:
     assert slot.be == Counts(refused=1, missed={"queue_full": 1})
 
 
+def test_what_each_class_used_is_added_up() -> None:
+    log = RequestLog()
+    for at in (5.0, 6.0, 5.0 + SLOT_S):
+        log.end(replace(ENDED, at=at, service=BE, device_s=0.5, joules=20.0))
+    slots = together((log.recent(2 * SLOT_S),) * 2).slots
+    assert [(slot.be.device_s, slot.be.joules, slot.rt) for slot in slots] == [
+        (2.0, 80.0, Counts()),
+        (1.0, 40.0, Counts()),
+    ]
+
+
 def test_latencies_are_counted_in_buckets_that_end_within_a_quarter() -> None:
     log = RequestLog()
     log.end(replace(ENDED, waited_s=0.05, cached_tokens=12))
