@@ -45,6 +45,14 @@ def rule_queries() -> Iterator[tuple[str, str]]:
         yield rule["expr"], rule["annotations"]["summary"].replace("$labels.", "")
 
 
+def test_the_board_shows_what_each_key_used() -> None:
+    queries = [query for query, shown in board_queries() if shown == "{{key}}"]
+    assert [METRIC.findall(query) for query in queries] == [
+        ["alignedserve:request_device_seconds_total"],
+        ["alignedserve:request_energy_joules_total"],
+    ]
+
+
 def test_queries_name_metrics_and_labels_that_exist(labels: dict[str, set[str]]) -> None:
     for query, shown in (*board_queries(), *rule_queries()):
         names = METRIC.findall(query)
