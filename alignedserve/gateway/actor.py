@@ -35,6 +35,7 @@ from alignedserve.gateway.dashboard import Dashboard, OpenJobs
 from alignedserve.gateway.files import FileRoutes, HttpRoute
 from alignedserve.gateway.handover import Handover, handed_on
 from alignedserve.gateway.http.connections import GatewayConnection, raise_file_limit
+from alignedserve.gateway.http.middleware import MOST_CONNECTIONS
 from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.gateway.settings import GatewaySettings, body_limit_bytes
 from alignedserve.owner.shell import Halt, Owner
@@ -51,7 +52,6 @@ from alignedserve.tracing.traces import traces_to
 log = logging.getLogger("alignedserve.gateway")
 
 CUT_OFF_S = 1.0  # time for the answers that tell clients that they are cut off
-_MOST_CONNECTIONS = 4096  # of a gateway, where the system allows this number of open files
 DRAIN_LOOK_S = 0.05  # between two checks whether the last request has ended
 READY_LOOK_S = 0.02  # between two checks whether requests can be served
 MOST_UNREADY_S = 10.0  # that a gateway beside others takes no connection, because it could not serve
@@ -81,7 +81,7 @@ class HttpServer(uvicorn.Server):
 
 
 def http_settings(app: FastAPI, certificate: Certificate | None) -> uvicorn.Config:
-    most_connections = raise_file_limit(_MOST_CONNECTIONS)
+    app.state.calls.most = most_connections = raise_file_limit(MOST_CONNECTIONS)
     settings = uvicorn.Config(
         app,
         http=cast(Any, partial(GatewayConnection, most_connections=most_connections)),

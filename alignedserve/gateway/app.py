@@ -84,15 +84,15 @@ def make_app(
     keeps responses, and clients may choose `adapters` as their model.
 
     Set `app.state.draining` to refuse new requests while open requests run on. Set `app.state.scrapes.owners` if there
-    are other owners. Call `app.state.end_revoked` when keys have changed. Give figures that other parts report to
-    `app.state.parts` and to `app.state.dashboard`."""
+    are other owners, and `app.state.calls.most` to the number of connections. Call `app.state.end_revoked` when keys
+    have changed. Give figures that other parts report to `app.state.parts` and to `app.state.dashboard`."""
     app = FastAPI(title="AlignedServe", openapi_url=None, redirect_slashes=False)
     app.state.draining = False
     named = settings.served_model_names[0], settings.metrics_prefix
     app.state.metrics = metrics = RequestMetrics(*named, client.now, client.name, settings.keys.knows_name)
     app.state.parts = parts = PartMetrics(*named, lambda: client.members)
     app.state.scrapes = Scrapes(parts, lambda: asyncio.gather(metrics.text()))  # of this gateway alone
-    calls = OpenCalls()
+    app.state.calls = calls = OpenCalls()
     app.add_middleware(
         RequestMiddleware,
         calls=calls,

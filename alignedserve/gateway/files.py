@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from typing import IO, Any, TypeAlias
 from uuid import uuid4
 
@@ -14,10 +14,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from alignedserve.config.sections import JobsConfig
+from alignedserve.gateway.access.keys import Caller
+from alignedserve.gateway.access.shared_bound import SharedBound
 from alignedserve.gateway.http.looks import MOST_ROWS, LookPace
 from alignedserve.gateway.http.middleware import caller_of, tab_of
 from alignedserve.gateway.http.uploading import UploadForm, receive
-from alignedserve.gateway.openai.errors import ApiError, invalid, rate_limited
+from alignedserve.gateway.openai.errors import ApiError, invalid, no_room
 from alignedserve.gateway.openai.writing import encoded_runs
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.gateway.streaming import WatchedStream, json_response
@@ -31,7 +33,7 @@ MOST_LISTED = 10_000
 MOST_FILES = 10_000  # of a caller
 MOST_FILE_MB = 200  # OpenAI's limit for the file of a batch
 EXPIRES_S = (3_600, 2_592_000)  # a file may expire from an hour to 30 days after it was made
-MOST_UPLOADS = 16  # of a caller at once at each gateway: an upload counts against no quota until it is complete
+MOST_TRANSFERS = 64  # uploads and downloads at a gateway at once: no quota counts an upload until it is complete
 _DISK_THREADS = 2  # for uploads alone: chats wait in the usual threads, which a slow disk must not fill
 _MB = 1_000_000
 _PIECE_BYTES = 1 << 18
@@ -40,7 +42,7 @@ _PIECE_BYTES = 1 << 18
 class FileRoutes:
     def __init__(self, open_storage: OpenStorage, config: JobsConfig) -> None:
         self._open_storage, self._config = open_storage, config
-        self._uploading: Counter[str] = Counter()  # caller -> its uploads now
+        self._transfers = SharedBound()
         self._looks = LookPace(MOST_ROWS, "rows of files")
         self._disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="upload")
 
@@ -55,15 +57,17 @@ class FileRoutes:
         )
 
     async def add(self, http: HttpRequest) -> Response:
-        owner = caller_of(http).id
+        caller = caller_of(http)
         tab_of(http).need_token()
-        if self._uploading[owner] >= MOST_UPLOADS:
-            raise rate_limited(f"{MOST_UPLOADS} uploads at once", 1.0)
-        self._uploading[owner] += 1
+        self._begin_transfer(caller)
         try:
-            return JSONResponse(file_object(await self._receive(http, owner)))
+            return JSONResponse(file_object(await self._receive(http, caller.id)))
         finally:
-            self._uploading[owner] -= 1
+            self._transfers.give(caller, 1)
+
+    def _begin_transfer(self, caller: Caller) -> None:
+        if not self._transfers.take(caller, 1, MOST_TRANSFERS):
+            raise no_room(caller, "uploads and downloads")
 
     async def _receive(self, http: HttpRequest, owner: str) -> StoredFile:
         storage, id = await self._open_storage(), f"file-{uuid4().hex}"
@@ -112,9 +116,14 @@ class FileRoutes:
 
     async def content(self, http: HttpRequest) -> Response:
         storage, file = await self._find(http)
-        opened = await asyncio.to_thread(storage.blobs.open, file.id)
         stalled_s, kind = GatewaySettings.stalled_client_s, "application/octet-stream"
-        return WatchedStream(_pieces(opened), stalled_s, num_bytes=file.bytes, media_type=kind)
+        async with AsyncExitStack() as held:
+            self._begin_transfer(caller := caller_of(http))
+            held.callback(self._transfers.give, caller, 1)
+            opened = await asyncio.to_thread(storage.blobs.open, file.id)
+            held.push_async_callback(asyncio.to_thread, opened.close)
+            on_end = held.pop_all().aclose
+        return WatchedStream(_pieces(opened), stalled_s, on_end=on_end, num_bytes=file.bytes, media_type=kind)
 
     async def _find(self, http: HttpRequest) -> tuple[Storage, StoredFile]:
         storage = await self._open_storage()
@@ -154,11 +163,8 @@ def _make_file(form: UploadForm, id: str, owner: str, num_bytes: int, keep_s: in
 
 
 async def _pieces(opened: IO[bytes]) -> AsyncGenerator[bytes, None]:
-    try:
-        while piece := await asyncio.to_thread(opened.read, _PIECE_BYTES):
-            yield piece
-    finally:
-        await asyncio.to_thread(opened.close)
+    while piece := await asyncio.to_thread(opened.read, _PIECE_BYTES):
+        yield piece
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx
@@ -261,6 +261,27 @@ def test_a_compressed_bomb_is_never_unpacked(server: Served, how: bytes) -> None
         connection.sendall(HEAD + how + b"\r\n" + chunked + b"\r\n" + framed)
         answer = connection.recv(1 << 16)
     assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 415 ")), answer
+
+
+def test_a_key_with_many_open_requests_leaves_others_connections(text: TextModel) -> None:
+    keys = KeyRing([KeyEntry(name, hash_key(name)) for name in ("ann", "bob")])
+    gateway = Gateway(text, FakeOwner((5,), asyncio.Event()), keys=keys)
+    gateway.app.state.calls.most = MOST
+    with served(gateway.app, most_connections=MOST) as server, ExitStack() as held:
+        for number in range(2 * MOST):
+            connection = held.enter_context(server.connect())
+            connection.sendall(whole(STREAM, b"Authorization: Bearer ann\r\n"))
+            if number < MOST // 2:
+                assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+            else:  # and it is hung up on
+                assert error_in(read_all(connection), 429)["code"] == "rate_limit_exceeded"
+                until(lambda: server.num_connections == MOST // 2)
+        answer = server.say(whole(BODY, b"Authorization: Bearer bob\r\nConnection: close\r\n"))
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        held.close()
+        until(lambda: not server.num_connections)
+        answer = server.say(whole(BODY, b"Authorization: Bearer ann\r\nConnection: close\r\n"))
+        assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 class HeldBodies:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
@@ -70,7 +71,7 @@ def test_what_has_come_buys_time(service: Service, monkeypatch: pytest.MonkeyPat
 
 
 def test_uploads_of_a_key_are_bounded(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alignedserve.gateway.files.MOST_UPLOADS", 1)
+    monkeypatch.setattr("alignedserve.gateway.files.MOST_TRANSFERS", 3)
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def waits() -> AsyncIterator[bytes]:
@@ -167,14 +168,48 @@ def test_a_client_that_reads_nothing_of_a_file_is_given_up(service: Service, mon
         async with service.client() as client:
             file = (await upload(client, b"x" * 1_000_000)).json()
             path = f"/v1/files/{file['id']}/content"
-            reader = Connection(path, b"")
-            reader.scope |= {"method": "GET", "headers": [(b"authorization", b"Bearer ann")]}
-            reader.reads.clear()
+            reader = StuckReader(path, b"ann")
             with monkeypatch.context() as patched:
                 patched.setattr(GatewaySettings, "stalled_client_s", 0.05)
                 await service.app(reader.scope, reader.receive, reader.send)
             assert reader.sent == []
             assert len((await client.get(path)).content) == 1_000_000
+
+    service.run(check)
+
+
+class StuckReader(Connection):
+    """A client that asks for a file and reads nothing of it."""
+
+    def __init__(self, path: str, key: bytes) -> None:
+        super().__init__(path, b"")
+        self.scope |= {"method": "GET", "headers": [(b"authorization", b"Bearer " + key)]}
+        self.reads.clear()
+        self.begun = asyncio.Event()
+
+    async def send(self, message: Any) -> None:
+        self.begun.set()
+        await super().send(message)
+
+
+def test_slow_downloads_of_a_key_leave_others_theirs(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alignedserve.gateway.files.MOST_TRANSFERS", 4)
+
+    async def check() -> None:
+        async with service.client("ann") as ann, service.client("bob") as bob:
+            anns, bobs = [(await upload(client, b"x" * 1_000_000)).json()["id"] for client in (ann, bob)]
+            readers = [StuckReader(f"/v1/files/{anns}/content", b"ann") for _ in range(2)]
+            stuck = [asyncio.create_task(service.app(it.scope, it.receive, it.send)) for it in readers]
+            for reader in readers:
+                await reader.begun.wait()
+            for refused in (await ann.get(f"/v1/files/{anns}/content"), await upload(ann, b"x")):
+                assert (error_of(refused, 429), refused.headers["retry-after"]) == ("rate_limit_exceeded", "1")
+            assert len((await bob.get(f"/v1/files/{bobs}/content")).content) == 1_000_000
+            assert (await upload(bob, b"x")).status_code == 200
+            for reader in readers:
+                reader.left.set()
+            await asyncio.gather(*stuck)
+            assert (await ann.get(f"/v1/files/{anns}/content")).status_code == 200
 
     service.run(check)
 

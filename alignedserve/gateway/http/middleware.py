@@ -20,17 +20,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.access.keys import ANONYMOUS, Caller, KeyRing
 from alignedserve.gateway.access.ledger import Ledger
+from alignedserve.gateway.access.shared_bound import SharedBound
 from alignedserve.gateway.http.error_responses import error_response
 from alignedserve.gateway.http.limits import REFUSALS, RefusalPace, Tab
 from alignedserve.gateway.http.origins import Origins
 from alignedserve.gateway.http.records import CLIENT_CLOSED, HttpRecord
-from alignedserve.gateway.openai.errors import ClientGone, draining, key_revoked, no_key, no_key_for_page
+from alignedserve.gateway.openai.errors import ClientGone, draining, key_revoked, no_key, no_key_for_page, no_room
 from alignedserve.metrics.meter import ABORT
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.shell.event_loop import ENDS
 
 _log = logging.getLogger("alignedserve.gateway")
 
+MOST_CONNECTIONS = 4096  # of a gateway, where the system allows this number of open files
 RATE_LIMITED = 429
 PAGE = "/dashboard"  # the live page, which a browser opens: it asks its user for a key as a password
 PROBES = ("/live", "/health", "/ready", "/metrics")  # machines read them every few seconds: they are not logged
@@ -40,20 +42,25 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")  # a client's ids that a
 
 
 class OpenCalls:
-    """The HTTP requests that callers have open, by the tasks that answer them."""
+    """The HTTP requests that callers have open, by the tasks that answer them. Each takes a connection."""
 
     def __init__(self) -> None:
+        self.most = MOST_CONNECTIONS
         self._open: dict[asyncio.Task[Any], tuple[Caller, dict[str, Any]]] = {}
+        self._bound = SharedBound()
 
     @contextmanager
     def held(self, caller: Caller, state: dict[str, Any]) -> Iterator[None]:
         task = asyncio.current_task()
         assert task is not None, "a request is answered by a task"
+        if not self._bound.take(caller, 1, self.most):
+            raise no_room(caller, "open requests")
         self._open[task] = caller, state
         try:
             yield
         finally:
             del self._open[task]
+            self._bound.give(caller, 1)
 
     def end_revoked(self, keys: KeyRing) -> None:
         """Cancel the requests of callers whose keys count no more, but for answers that say so themselves."""
