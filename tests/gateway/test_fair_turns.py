@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.gateway.access.keys import Caller, Limits
+from alignedserve.gateway.http.bodies import BodyTurns
 from alignedserve.gateway.http.turns import FairTurns
 
 ANN, BOB, CAT = (Caller(name, limits=Limits(weight=weight)) for name, weight in (("ann", 3), ("bob", 1), ("cat", 1)))
@@ -31,6 +33,21 @@ def test_callers_that_wait_are_served_by_their_weights() -> None:
     asyncio.run(run())
     assert Counter(served[:40]) == {"ann": 30, "bob": 10}
     assert len(served) == 80
+
+
+def test_bodies_cost_what_they_are_long() -> None:
+    """A caller with bodies of 4 MiB has no more of the thread for long texts than one with bodies of 9 KiB."""
+    served = list[str]()
+
+    async def run() -> None:
+        turns = BodyTurns()
+        flood = [turns.do(BOB, 4 << 20, partial(served.append, "bob")) for _ in range(10)]
+        await asyncio.gather(*flood, *(turns.do(CAT, 9 << 10, partial(served.append, "cat")) for _ in range(500)))
+
+    asyncio.run(run())
+    assert Counter(served[:411]) == {"bob": 1, "cat": 410}
+    assert served[411] == "bob"
+    assert Counter(served) == {"bob": 10, "cat": 500}
 
 
 def test_who_comes_later_is_next_and_has_saved_up_nothing() -> None:

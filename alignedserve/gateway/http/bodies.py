@@ -10,7 +10,7 @@ Callers take turns at what bodies cost before they are requests: parsing, tokeni
     long         2                        LONG_AT_ONCE, above 256 KiB one   by a thread of their own
     with a form  1 trial, 1 of a long body                                  by the threads that try forms
 
-Callers that wait for the same get turns by their weights (turns.py).
+Callers that wait for the same get turns by their weights and the bytes of their bodies (turns.py).
 
 So a short chat stands behind no long text, and a caller with many bodies, long texts or slow grammars waits for itself.
 A short body whose form is tried has given its turn back: a trial may take seconds, and those behind it wait for all.
@@ -144,9 +144,10 @@ class BodyTurns:
         """Hold a turn with a body of this length, from before it is parsed until it has become requests, or until what
         is given here is closed."""
         async with AsyncExitStack() as held:
-            await held.enter_async_context((self._long if num_bytes > LONG_BYTES else self._short).turn(caller))
+            turns = self._long if num_bytes > LONG_BYTES else self._short
+            await held.enter_async_context(turns.turn(caller, num_bytes))
             if num_bytes > LARGE_BYTES:
-                await held.enter_async_context(self._large.turn(caller))
+                await held.enter_async_context(self._large.turn(caller, num_bytes))
             yield held
 
     async def try_form(self, caller: Caller, num_bytes: int, work: Callable[[], T], turn: AsyncExitStack) -> T:
@@ -154,16 +155,16 @@ class BodyTurns:
 
         A short body first gives its turn back. A long one keeps it, since few may be parsed at once."""
         if num_bytes > LONG_BYTES:
-            async with self._long_forms.turn(caller):
+            async with self._long_forms.turn(caller, num_bytes):
                 return await self._long_former.do(work)
         await turn.aclose()
-        async with self._forms.turn(caller):
+        async with self._forms.turn(caller, num_bytes):
             return await self._formers.do(work)
 
     async def do(self, caller: Caller, num_bytes: int, work: Callable[[], T]) -> T:
         """Do work on the texts of a body of this length in a thread."""
         if num_bytes > LONG_BYTES:
-            async with self._long_texts.turn(caller):
+            async with self._long_texts.turn(caller, num_bytes):
                 return await self._long_tokeniser.do(work)
-        async with self._texts.turn(caller):
+        async with self._texts.turn(caller, num_bytes):
             return await self._tokenisers.do(work)

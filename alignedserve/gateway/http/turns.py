@@ -1,9 +1,10 @@
 """Turns at something that callers share by weight, as many at once as there is room for.
 
-A caller's turn is due 1 / weight after its last one (start-time fair queueing, a virtual clock): of those that wait,
-the turn that is due first comes next. For example, with weights 3 and 1 and many who wait, of four turns three are of
-the first caller. A caller that comes later starts at the clock, so that it has neither saved up turns nor any to make
-up for.
+A turn costs 1, and 1 for each KiB of its body. A caller's next turn is due cost / weight after its last one (start-time
+fair queueing, a virtual clock): of those that wait, the turn that is due first comes next. For example, with weights 3
+and 1 and many equal bodies that wait, of four turns three are of the first caller; where one waits with bodies of 4 MiB
+and another with bodies of 9 KiB, the second has 410 turns for one. A caller that comes later starts at the clock, so
+that it has neither saved up turns nor any to make up for.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class FairTurns:
         self._clock = 0.0  # when the last turn that was given was due
 
     @asynccontextmanager
-    async def turn(self, caller: Caller) -> AsyncIterator[None]:
-        """Hold a turn of the caller's."""
-        own = self._waiting.setdefault(caller.id, deque())
+    async def turn(self, caller: Caller, num_bytes: int = 0) -> AsyncIterator[None]:
+        """Hold a turn of the caller's, for a body of this length."""
+        own, cost = self._waiting.setdefault(caller.id, deque()), (1 + num_bytes / 1024) / caller.weight
         due = max(self._clock, self._next_due.get(caller.id, 0.0))
-        self._next_due[caller.id] = due + 1 / caller.weight
+        self._next_due[caller.id] = due + cost
         mine = WaitingTurn(due, asyncio.get_running_loop().create_future())
         own.append(mine)
         self._give()
@@ -47,7 +48,7 @@ class FairTurns:
         finally:
             if mine.given.cancelled():
                 self._forget(caller.id, mine)
-                self._next_due[caller.id] = self._next_due.get(caller.id, 0.0) - 1 / caller.weight
+                self._next_due[caller.id] = self._next_due.get(caller.id, 0.0) - cost
             else:
                 self._held[caller.id] -= 1
                 self._num_free += 1
