@@ -167,6 +167,7 @@ def _restrict(scopes: Sequence[Scope], answer: Answer, settings: GatewaySettings
             raise beyond_anonymous(scopes[0].value)
         if caller.scopes.isdisjoint(scopes):
             raise beyond_scope(scopes[0].value)
+        http.state.scopes = scopes
         return await answer(http)
 
     return answer_in_scope

@@ -23,7 +23,7 @@ from alignedserve.core import Slo
 from alignedserve.dashboard.page import live_page
 from alignedserve.dashboard.picture import DeploymentView, JobPicture, JobsPicture, Picture
 from alignedserve.errors import StoreError
-from alignedserve.gateway.access.keys import Caller, KeyRing
+from alignedserve.gateway.access.keys import Caller, KeyRing, Scope
 from alignedserve.gateway.batches import counted
 from alignedserve.gateway.files import HttpRoute
 from alignedserve.gateway.http.middleware import PAGE, caller_of
@@ -93,9 +93,10 @@ class Dashboard:
             page.put(None)
 
     def end_revoked(self, keys: KeyRing) -> None:
-        """End the streams of pages whose keys count no more: they connect again, and are refused."""
+        """End the streams of pages whose keys count no more, or may not see the page any more: they connect again, and
+        are refused."""
         for page in self._pages:
-            if not keys.knows(page.caller):
+            if not keys.knows(page.caller, (Scope.DASHBOARD,)):
                 page.put(None)
 
     async def page(self, _: HttpRequest) -> Response:

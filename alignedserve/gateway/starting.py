@@ -13,7 +13,7 @@ from starlette.requests import Request as HttpRequest
 
 from alignedserve.core import Adapter, Request
 from alignedserve.gateway.access.adapters import Adapters
-from alignedserve.gateway.access.keys import ANONYMOUS, Caller, KeyRing
+from alignedserve.gateway.access.keys import ANONYMOUS, Caller, KeyRing, Scope
 from alignedserve.gateway.explaining import ExplainRoutes
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.http.bodies import Bodies, BodyTurns
@@ -144,8 +144,8 @@ class Starter:
         return StartedRequests(requests, promise, generation, meter, self.settings.stalled_client_s)
 
     def end_revoked(self, keys: KeyRing) -> None:
-        """End the answers of callers whose keys count no more."""
+        """End the answers of callers whose keys count no more, or may not generate any more."""
         for generation, caller in [*self._open.items()]:
-            if not keys.knows(caller):
+            if not keys.knows(caller, (Scope.GENERATE,)):
                 self._open.pop(generation, None)
                 generation.end(no_key() if caller is ANONYMOUS else key_revoked())

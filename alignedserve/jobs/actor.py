@@ -24,7 +24,7 @@ from alignedserve.dashboard.sharing import RequestPictures, request_pictures
 from alignedserve.errors import AlignedServeError, BytesGone, ConfigError, Conflict, Fenced, StoreError, StoreFull
 from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.budgets import Budgets, budgets_of
-from alignedserve.gateway.access.keys import MOST_OPEN, Caller, KeyRing, KeysFile, Limits
+from alignedserve.gateway.access.keys import MOST_OPEN, Caller, KeyRing, KeysFile, Limits, Scope
 from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger, ledger_name
 from alignedserve.gateway.openai.errors import api_error, internal
 from alignedserve.gateway.settings import body_limit_bytes
@@ -82,7 +82,7 @@ from alignedserve.protocol.events import TimerFired
 from alignedserve.shell.bounded_threads import BoundedThreads, WorkTooLong
 from alignedserve.shell.event_loop import ENDS, run_loop
 from alignedserve.shell.part import OnStart, Part
-from alignedserve.store.job import Job, JobStatus, LineResult, Problem
+from alignedserve.store.job import RESPONSES, Job, JobStatus, LineResult, Problem
 from alignedserve.store.storage import Storage, check_shared, data_folder, holder_of, open_storage
 from alignedserve.store.store import MOST_TOGETHER, Holder, Store
 from alignedserve.text.text_model import TextModel
@@ -145,9 +145,11 @@ class JobRunner:
         """Return what metrics show of jobs."""
         return self._core.figures(self._wall())
 
-    def _lines_of(self, caller: str) -> int:
-        """Return how many lines of a caller may be open at once: 0 where its key has been revoked."""
-        limits = self._keys.limits(caller)
+    def _lines_of(self, owner: str) -> int:
+        """Return how many lines of the caller behind a job's owner may be open at once: 0 where its key, or the scope
+        for batches or responses, has been revoked."""
+        scope = Scope.GENERATE if owner.endswith(RESPONSES) else Scope.BATCH
+        limits = self._keys.limits(owner.removesuffix(RESPONSES), scope)
         if limits is None:
             return 0
         return self._config.most_open if limits.most_open is None else limits.most_open
@@ -463,8 +465,8 @@ class JobRunner:
             except ConfigError as error:
                 if str(error) != self._keys_fault:
                     log.error("the keys are as they were, and batches of others wait: %s", error)
-                self._keys_fault, limits = str(error), self._keys.limits
-                jobs = [job for job in jobs if job.status not in _MAY_RUN or limits(job.caller) is not None]
+                self._keys_fault = str(error)
+                jobs = [job for job in jobs if job.status not in _MAY_RUN or self._lines_of(job.owner)]
             if self._fence is not None:
                 self._deliver(OpenJobsRead(tuple(jobs)))
         await asyncio.sleep(POLL_S)

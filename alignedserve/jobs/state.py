@@ -11,7 +11,7 @@ lines that have no result. A job waits for its command in phase WAITING. If the 
 job continues from the state in which the store has it then.
 
 A line that may have ended the job runner runs alone, and fails if it surely has (open_lines.py). The jobs of a key have
-as many lines open together as the key allows; those of a key that was revoked are cancelled.
+as many lines open together as the key allows; those of a key that was revoked, or lost the scope, are cancelled.
 
 A line is open from its RunLine until its result is stored, so that results which cannot be written hold up the lines
 after them. The deadline of a line is paced: the open lines together get their part of the time that the job has left.
@@ -75,7 +75,7 @@ LEARNING = 0.1  # the weight of a new line in the mean time of a line
 ENOUGH_LINES = 8  # lines of a job that must have ended before their lengths predict the others
 _REMEMBERED = 256  # lengths of outputs
 _TICK = "tick"
-KEY_REVOKED = Problem("key_revoked", "the API key that asked for this batch has been revoked")
+KEY_REVOKED = Problem("key_revoked", "the API key that asked for this batch has been revoked, or lost the scope for it")
 KEY_NEEDED = Problem("key_needed", "this batch was asked for without an API key, and now the server takes keys only")
 
 
@@ -167,8 +167,8 @@ class RunnerCore:
         lines_of: Callable[[str], int] | None = None,
         weight_of: Callable[[str], int] = lambda _: 1,
     ) -> None:
-        """`lines_of` returns how many lines of a caller may be open at once: 0 where its key has been revoked;
-        `weight_of` returns the caller's weight among callers."""
+        """`lines_of` returns how many lines of the caller behind a job's owner may be open at once: 0 where its key, or
+        the scope for such jobs, has been revoked; `weight_of` returns a caller's weight among callers."""
         self._retries, self._lines_of, self._weight_of = retries, lines_of or (lambda _: most_open), weight_of
         self._window = LineWindow(most_open)
         self._jobs: dict[str, _OpenJob] = {}
@@ -267,7 +267,9 @@ class RunnerCore:
             if job.revision >= opened.job.revision:
                 opened.job = job
             if opened.phase is JobPhase.RUNNING and job.status is JobStatus.CANCELLING:
-                commands += self._stop(opened, JobStatus.CANCELLED)
+                commands += self._stop(opened, AssembleJob(opened.job, JobStatus.CANCELLED))
+            elif opened.phase is JobPhase.RUNNING and not self._lines_of(job.owner):
+                commands += self._stop(opened, _revoked(opened.job, wall))
             elif opened.phase is JobPhase.NEW:
                 commands += self._continue_job(opened, wall)
         return commands
@@ -296,9 +298,8 @@ class RunnerCore:
                 return [AssembleJob(job, JobStatus.COMPLETED)]
             case _ if wall >= job.expires_at:
                 return [AssembleJob(job, JobStatus.EXPIRED)]
-            case _ if not self._lines_of(job.caller):
-                problem = KEY_NEEDED if job.caller == ANONYMOUS.id else KEY_REVOKED
-                return [SaveJob(job.move(JobStatus.CANCELLING, wall, problems=(problem,)))]
+            case _ if not self._lines_of(job.owner):
+                return [_revoked(job, wall)]
             case JobStatus.VALIDATING:
                 return [CheckJob(job)]
         return [IndexJob(job)]
@@ -324,13 +325,13 @@ class RunnerCore:
         opened.phase = JobPhase.WAITING
         return [SaveJob(opened.job.move(JobStatus.FINALIZING, wall))]
 
-    def _stop(self, opened: _OpenJob, status: JobStatus) -> list[JobCommand]:
-        """End the job with the results that it has, without waiting for its open lines."""
+    def _stop(self, opened: _OpenJob, end: AssembleJob | SaveJob) -> list[JobCommand]:
+        """End the job by this command, with the results that it has, without waiting for its open lines."""
         opened.phase = JobPhase.WAITING
         del opened.pending[:]
         opened.later.clear()
         opened.running.clear()
-        return [DropLines(opened.job.id), AssembleJob(opened.job, status)]
+        return [DropLines(opened.job.id), end]
 
     # --- Lines
 
@@ -419,7 +420,7 @@ class RunnerCore:
     def _ready(self, now: float, lines: Mapping[str, int]) -> Iterator[_OpenJob]:
         for opened in self._jobs.values():
             caller = opened.job.caller
-            if opened.pending and opened.may_run(now) and lines[caller] < self._lines_of(caller):
+            if opened.pending and opened.may_run(now) and lines[caller] < self._lines_of(opened.job.owner):
                 yield opened
 
     def _blamed_line(self, now: float) -> tuple[_OpenJob, int] | None:
@@ -467,7 +468,9 @@ class RunnerCore:
             for opened in self._jobs.values()
             if opened.phase is JobPhase.RUNNING and wall >= opened.job.expires_at
         ]
-        commands = [command for opened in expired for command in self._stop(opened, JobStatus.EXPIRED)]
+        commands = [
+            command for opened in expired for command in self._stop(opened, AssembleJob(opened.job, JobStatus.EXPIRED))
+        ]
         if now - self._forecast_at >= FORECAST_S:
             self._forecast_at = now
             commands += self._publish_forecasts(now, wall)
@@ -511,6 +514,12 @@ class RunnerCore:
                 job, tokens = opened.job, opened.num_left * (opened.tokens_per_line or usual)
                 aim, of_caller = opened.aim(self._line_s), (job.caller, self._weight_of(job.caller))
                 yield JobDemand(job.id, job.expires_at, aim, job.weight, tokens, *of_caller)
+
+
+def _revoked(job: Job, wall: float) -> SaveJob:
+    """Return the command that cancels a job of a key that has been revoked, or lost the scope."""
+    problem = KEY_NEEDED if job.caller == ANONYMOUS.id else KEY_REVOKED
+    return SaveJob(job.move(JobStatus.CANCELLING, wall, problems=(problem,)))
 
 
 def _lines_per_share(opened: _OpenJob, share: dict[str, float]) -> tuple[bool, float, float, str]:

@@ -25,6 +25,12 @@ PATHS = {
 }
 
 
+def without(scope: Scope) -> KeyRing:
+    """Return a ring in which ann's key lacks this scope, and bob's has all."""
+    scopes = {"ann": frozenset(Scope) - {scope}, "bob": frozenset(Scope)}
+    return KeyRing([KeyEntry(name, hash_key(name), of_key) for name, of_key in scopes.items()])
+
+
 def ring(*keys: str) -> KeyRing:
     return KeyRing([KeyEntry(key.partition(" ")[0], hash_key(key), frozenset(Scope)) for key in keys])
 
@@ -92,8 +98,9 @@ def test_its_vectors_end_and_others_go_on(text: TextModel, path: str, fields: di
     assert gateway.owner.open_now == set()
 
 
+@pytest.mark.parametrize("after", [lambda: ring("bob"), lambda: without(Scope.GENERATE)], ids=["the key", "its scope"])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/v1/embeddings", "/v1/messages/count_tokens"])
-def test_a_body_that_is_still_to_come_ends(text: TextModel, path: str) -> None:
+def test_a_body_that_is_still_to_come_ends(text: TextModel, path: str, after: Callable[[], KeyRing]) -> None:
     """A client may send a body slowly, and an upload for minutes."""
     gateway = Gateway(text, FakeOwner(), keys=(keys := ring("ann")))
 
@@ -103,7 +110,11 @@ def test_a_body_that_is_still_to_come_ends(text: TextModel, path: str) -> None:
         body._body[0]["more_body"] = True
         answering = asyncio.create_task(gateway.app(body.scope, body.receive, body.send))
         await asyncio.sleep(0.05)
-        keys.take(ring("bob"))
+        keys.take(without(Scope.BATCH))
+        gateway.app.state.end_revoked()
+        await asyncio.sleep(0)
+        assert not answering.done()
+        keys.take(after())
         gateway.app.state.end_revoked()
         await answering
         assert body.sent[0]["status"] == 401
@@ -136,8 +147,13 @@ def test_all_choices_of_a_body_end(text: TextModel) -> None:
 
 @pytest.mark.parametrize(
     ("after", "ends"),
-    [(lambda: ring("ann new"), True), (lambda: ring("ann", "bob"), False)],
-    ids=["replaced under its name", "another is added"],
+    [
+        (lambda: ring("ann new"), True),
+        (lambda: ring("ann", "bob"), False),
+        (lambda: without(Scope.GENERATE), True),
+        (lambda: without(Scope.DASHBOARD), False),
+    ],
+    ids=["replaced under its name", "another is added", "its scope is taken", "another scope is taken"],
 )
 def test_a_key_and_not_its_name_counts(text: TextModel, after: Callable[[], KeyRing], ends: bool) -> None:
     gateway = Revoking(text, ring("ann"), (5,))
@@ -151,7 +167,8 @@ def test_what_was_open_without_a_key_ends_where_keys_are_needed_now(text: TextMo
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
-def test_an_open_live_page_ends(text: TextModel) -> None:
+@pytest.mark.parametrize("after", [lambda: ring("bob"), lambda: without(Scope.DASHBOARD)], ids=["the key", "its scope"])
+def test_an_open_live_page_ends(text: TextModel, after: Callable[[], KeyRing]) -> None:
     gateway = Revoking(text, ring("ann", "bob"))
     page = "/dashboard/events"
 
@@ -163,7 +180,7 @@ def test_an_open_live_page_ends(text: TextModel) -> None:
             ]
             while gateway.app.state.dashboard.num_open < 2:
                 await asyncio.sleep(0.01)
-            gateway.ring.take(ring("bob"))
+            gateway.ring.take(after())
             gateway.app.state.end_revoked()
             await asyncio.wait({asking[0]}, timeout=5)
             found = asking[0].done(), asking[1].done()

@@ -13,13 +13,14 @@ import pytest
 from alignedserve.config.config import Config
 from alignedserve.core import Request
 from alignedserve.errors import ConfigError
-from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Limits, hash_key
+from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Limits, Scope, hash_key
 from alignedserve.gateway.http.limits import FILE_BYTES, Tab
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, FakeOwner
 from tests.jobs.conftest import URL, Service, ended, line, rows, sqlite_only, submit, until, upload
 
 pytestmark = sqlite_only
+_RUNS = ("queued", "in_progress")
 LINES = 12  # of a batch: more than the limits below let run at once
 
 
@@ -36,6 +37,10 @@ class Held(FakeOwner):
 
     async def has_open(self, number: int) -> None:
         while len(self.open_now) < number:
+            await asyncio.sleep(0.001)
+
+    async def has_open_at_most(self, number: int) -> None:
+        while len(self.open_now) > number:
             await asyncio.sleep(0.001)
 
 
@@ -142,8 +147,9 @@ def test_the_batches_of_a_revoked_key_end_with_what_is_done(
                     gone = await ended(client, id)
                     assert (gone["status"], gone["request_counts"]["total"]) == ("cancelled", total)
                     assert [problem["code"] for problem in gone["errors"]["data"]] == ["key_revoked"]
-                    assert f"{id} of ann is cancelled: the API key that asked for this batch has been revoked" in (
-                        caplog.messages
+                    assert any(
+                        f"{id} of ann is cancelled: the API key that asked for this batch has been revoked" in message
+                        for message in caplog.messages
                     )
                 batch = await ended(client, batch["id"])
                 assert [row["custom_id"] for row in await rows(client, batch["output_file_id"])] == ["done"]
@@ -151,6 +157,41 @@ def test_the_batches_of_a_revoked_key_end_with_what_is_done(
                 assert (error["custom_id"], error["error"]["code"]) == ("left", "key_revoked")
                 assert (await ended(bob, others["id"]))["request_counts"]["completed"] == 2
             assert len(owner.opened) == num_opened + 1, "no line of the revoked key has run"
+
+    service.run(check)
+
+
+@pytest.mark.parametrize("taken", [Scope.BATCH, Scope.GENERATE, None], ids=["batch", "generate", "the key"])
+def test_what_runs_ends_once_its_scope_is_taken_and_all_else_goes_on(
+    text: TextModel, hello: tuple[int, ...], config: Config, taken: Scope | None
+) -> None:
+    """A key that lost a scope, or its entry, ran its batches on until the job runner began again."""
+    owner = Held(text, hello)
+    service = Service(text, owner, config)
+
+    async def check() -> None:
+        async with service.client() as client, service.running():
+            batch = await submit(client, b"\n".join([line("done"), line("left", "held")]))
+            await until(client, batch["id"], lambda state: state["request_counts"]["completed"] == 1)
+            asked = {"model": MODEL, "input": "held", "background": True}
+            response = (await client.post("/v1/responses", json=asked)).json()["id"]
+            await owner.has_open(2)
+            scopes = frozenset({Scope.BATCH, Scope.GENERATE} - {taken})
+            entry = KeyEntry("ann", hash_key("ann"), scopes)
+            service.keys = KeyRing([] if taken is None else [entry], is_closed=True)
+            await owner.has_open_at_most(0 if taken is None else 1)
+            owner.go_on.set()
+            gone = await ended(client, batch["id"])
+            runs = taken is Scope.GENERATE
+            assert (gone["status"], gone["request_counts"]["completed"]) == (
+                ("completed", 2) if runs else ("cancelled", 1)
+            )
+            assert [problem["code"] for problem in gone.get("errors", {"data": []})["data"]] == (
+                [] if runs else ["key_revoked"]
+            )
+            while (said := (await client.get(f"/v1/responses/{response}")).json())["status"] in _RUNS:
+                await asyncio.sleep(0.01)
+            assert said["status"] == ("completed" if taken is Scope.BATCH else "cancelled")
 
     service.run(check)
 

@@ -313,7 +313,7 @@ def test_a_line_that_ends_again_after_its_result_was_stored_changes_nothing() ->
 
 
 def test_the_jobs_of_a_key_have_as_many_lines_open_as_it_allows_and_hold_up_no_others() -> None:
-    core = RunnerCore(8, 2, lines_of=lambda caller: 3 if caller == "ann" else 8)
+    core = RunnerCore(8, 2, lines_of=lambda owner: 3 if owner.startswith("ann") else 8)
     owners = {"a": "ann", "b": "ann/responses", "c": "bob"}
     jobs = tuple(replace(job(name), owner=owner, status=JobStatus.IN_PROGRESS) for name, owner in owners.items())
     core.handle(LeaseTaken(), 0.0)

@@ -237,8 +237,8 @@ JOBS = (
     Mutant(
         "lines of a cancelled job run on",
         _JOBS,
-        "[DropLines(opened.job.id), AssembleJob(opened.job, status)]",
-        "[AssembleJob(opened.job, status)]",
+        "[DropLines(opened.job.id), end]",
+        "[end]",
         "Requests of a job that was cancelled are left when it has ended.",
     ),
     Mutant(

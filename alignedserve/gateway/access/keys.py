@@ -27,7 +27,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
@@ -141,30 +141,36 @@ class KeyRing:
         """A ring without keys lets everybody in, as anonymous, unless it `is_closed`: then nobody."""
         self._is_closed = is_closed
         self._by_hash = {entry.hash: entry.caller for entry in entries}
-        self._limits = {caller.id: caller.limits for caller in self._by_hash.values()}
+        self._by_id = {caller.id: caller for caller in self._by_hash.values()}
 
     def __bool__(self) -> bool:
         return bool(self._by_hash) or self._is_closed
 
     def take(self, other: KeyRing) -> None:
         """Accept the keys of the other ring from now on, and no others."""
-        self._by_hash, self._limits, self._is_closed = other._by_hash, other._limits, other._is_closed
+        self._by_hash, self._by_id, self._is_closed = other._by_hash, other._by_id, other._is_closed
 
     @property
     def digest(self) -> str:
         """Return a digest of the names of the keys: it is the same where the same callers are known."""
-        return hashlib.sha256(" ".join(sorted(self._limits)).encode()).hexdigest()[:16]
+        return hashlib.sha256(" ".join(sorted(self._by_id)).encode()).hexdigest()[:16]
 
-    def knows(self, caller: Caller) -> bool:
-        """Return whether the key with which this caller came still counts: not that of another with the same name."""
-        return not self or any(caller.salt == known.salt for known in self._by_hash.values())
+    def knows(self, caller: Caller, scopes: Collection[Scope] = ()) -> bool:
+        """Return whether the key with which this caller came still counts, and has one of these scopes if any are
+        given. A new key under the same name is another key."""
+        known = next((known for known in self._by_hash.values() if known.salt == caller.salt), None)
+        if known is None:
+            return not self
+        return not scopes or not known.scopes.isdisjoint(scopes)
 
     def knows_name(self, caller: str) -> bool:
         return self.limits(caller) is not None
 
-    def limits(self, caller: str) -> Limits | None:
-        """Return the limits of a caller by its id, which a job keeps; None where its key has been revoked."""
-        return self._limits.get(caller) if self else ANONYMOUS.limits
+    def limits(self, caller: str, scope: Scope | None = None) -> Limits | None:
+        """Return the limits of a caller by its id, which a job keeps; None where its key, or this scope of its key, has
+        been revoked."""
+        known = self._by_id.get(caller) if self else ANONYMOUS
+        return None if known is None or (scope is not None and scope not in known.scopes) else known.limits
 
     def caller(self, key: str | None) -> Caller | None:
         """Return the caller that has this key, or None; without any keys, every caller is anonymous.

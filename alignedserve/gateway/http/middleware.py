@@ -63,9 +63,10 @@ class OpenCalls:
             self._bound.give(caller, 1)
 
     def end_revoked(self, keys: KeyRing) -> None:
-        """Cancel the requests of callers whose keys count no more, but for answers that say so themselves."""
+        """Cancel the requests of callers whose keys count no more, or lack the route's scope now, but for answers that
+        say so themselves."""
         for task, (caller, state) in self._open.items():
-            if not keys.knows(caller) and not state.get("says_its_end"):
+            if not keys.knows(caller, state.get("scopes", ())) and not state.get("says_its_end"):
                 state["revoked"] = no_key() if caller is ANONYMOUS else key_revoked()
                 task.cancel()
 

@@ -95,7 +95,7 @@ no_key_for_page = partial(
     code="invalid_api_key",
     headers={"WWW-Authenticate": 'Basic realm="AlignedServe: any name, and an API key", charset="UTF-8"'},
 )
-_KEY_REVOKED = "the API key of this request has been revoked: its answer ends here"
+_KEY_REVOKED = "the API key of this request has been revoked, or lost the scope for it: its answer ends here"
 key_revoked = partial(ApiError, 401, _KEY_REVOKED, code="key_revoked")
 bad_head = partial(invalid, "this is not a valid HTTP request", code="invalid_http")
 _NO_UPGRADE = "a request with a body cannot upgrade its connection: send HTTP/1.1 without Upgrade"
