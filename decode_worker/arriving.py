@@ -68,8 +68,8 @@ class Intake(WorkerPart):
     def take_batch(self, batch: Batch, frame: Received, now: float) -> list[Command]:
         """Take what the pool hands out as candidates.
 
-        A pool that took this worker for dead may hand out again an attempt that is here: this one goes on. A pool that
-        others took for dead may hand out an attempt after the next attempt has come here: it is released.
+        A pool that took this worker for dead may hand out again an attempt that is here, which goes on. A pool that
+        others took for dead may hand out an attempt after the next attempt has come here: the older is released.
         """
         self._asked = None
         pool, is_request = frame.sender, batch.is_pinned or batch.is_dynamic

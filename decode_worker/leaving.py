@@ -54,7 +54,7 @@ class Leaving(WorkerPart):
         winner: WorkerRequest | None = None,
         is_replaced: bool = False,
     ) -> list[Command]:
-        """Let a request leave: to the pool's pages if they are at hand; it never waits for pages.
+        """Let a request leave: to the pool's pages if they are at hand. A request that leaves never waits for pages.
 
         `winner` gets the memory; None where decodes grow into the memory. `is_replaced` says that the choice of a
         step has given the blocks to others already."""

@@ -9,8 +9,8 @@ Three exceptions keep work going, as decodes might fill R for ever: where nothin
 runs alone; the first prompt of a chat that is late gets a block of tokens; and one text that runs whole may pass R.
 
 Beside each rule stand its paper and its gain, with the rule against without: chats in time in points, tokens of
-documents in % (lab/benchmarks/rules.py, results/2026-11-28-rules.jsonl). `Tight` is a CPU with promises of
-0.3 s and 60 ms. docs/how/steps.md and docs/how/packing.md have the reasons.
+documents in % (lab/benchmarks/rules.py, results/*-rules*.jsonl). A rule without a paper is ours. `Tight` is a CPU with
+promises of 0.3 s and 60 ms. docs/how/steps.md and docs/how/packing.md have the reasons.
 """
 
 from __future__ import annotations
@@ -150,11 +150,11 @@ class Aligned(Scheduler):
 class AlignedStep(StepBuilder):
     """A step in which documents never stand in the way of chats."""
 
-    takes_after_cut = False  # a step that is too long for decodes makes all of them late
+    takes_after_cut = False  # a step that is too long for decodes makes all of them late (BROS §4.2)
 
     def may_exceed(self, prompt: WorkerRequest) -> bool:
         """Return whether the prompt of a chat is late, and the first of the step: as long as chats decode, there may
-        never be time for it."""
+        never be time for it. Needed: without this exception such a prompt might wait for ever."""
         late = self.policy.late is not Late.DROP_LAST and prompt.promise.is_late(self.at.now)
         return prompt.promise.is_rt and late and not self.chunks
 
@@ -218,17 +218,14 @@ def first_decodes(view: StepView, kept: DecodeOrder | None) -> Sequence[WorkerRe
 
     These are the decodes of chats: a decode that is left out would be late more often than a prompt that gets a little
     less. Decodes of documents are added only where no prompt is urgent or a chat's: beside documents a chat's prompt
-    would need more steps. Where there are more decodes than places, the first chats come that have places, or all chats
-    beside a chat's prompt. Gain of documents among them: -3.7 to +1.3 points, -3.9 to +5.4 %; of chats first:
-    none on 17 loads, where no step lacks places.
+    would need more steps. Gain of documents among them: -3.7 to +1.3 points, -3.9 to +5.4 %.
     """
     at, decodes, prompts, waiting = view.at, view.decodes, view.prompts, view.waiting
-    has_rt = any(running.promise.is_rt for running in chain(islice(waiting.real_time, 1), prompts))
     if kept is not None:
-        most = min(kept.most, at.room)
-        return kept.real_time() if has_rt else kept.first_real_time(at.now, at.times.most_s, most)
+        return kept.real_time()
     if at.policy.late is Late.DROP_LAST:
         return [running for running in decodes if running.promise.is_rt and not running.promise.is_late(at.now)]
+    has_rt = any(running.promise.is_rt for running in chain(islice(waiting.real_time, 1), prompts))
     if has_rt or _is_any_urgent(view):
         return [running for running in decodes if running.promise.is_rt]
     return decodes
@@ -239,8 +236,8 @@ def visitors(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
 
     A visitor has waited for the end of a step, and would wait for another step with all of the host's decodes. So
     visitors run by themselves where that halves the second wait, and where all decodes are in time one step later. That
-    never happens twice in a row: a stream of visitors would stop the host's decodes. Gain: beside
-    a flood of 64 chats on a CPU +8 to +16 points, -0.5 to +0.4 % of the flood's tokens; else 0.
+    never happens twice in a row: a stream of visitors would stop the host's decodes. Gain: beside a flood of 64 chats
+    on a CPU +8 to +16 points, -0.5 to +0.4 % of the flood's tokens; else 0.
     """
     decodes, waiting = view.decodes, view.waiting
     callers = Counter([running.request.caller for running in decodes])
@@ -280,7 +277,9 @@ def ranks_of(view: StepView, kept: DecodeOrder | None, step: StepBuilder) -> Ran
 
 
 def step_bounds(view: StepView, kept: DecodeOrder | None = None) -> StepBounds:
-    """Return R where promises bound steps. Nothing is sorted or made here: this runs over all that is on the worker.
+    """Return R where promises bound steps (AccelGen §4.2).
+
+    Nothing is sorted or made here: this runs over all that is on the worker.
 
     `kept` has the decodes in order; the first are enough. A prompt that cannot be in time beside the decoding chats
     does not bind: either the chats or the prompt would be late.
@@ -374,7 +373,9 @@ def unnoticed_s(view: StepView) -> float:
 
 
 def is_in_time(ahead: StepAhead, at: StepContext) -> bool:
-    """Return whether no chat has a longer gap than promised, and no arriving chat waits for two steps, not one."""
+    """Return whether no chat has a longer gap than promised, and no arriving chat waits for two steps, not one.
+
+    Needed: a step that is planned ahead must not break what R keeps."""
     if at.policy.chunking is not Chunking.SLO:
         return True
     together_s = ahead.running_s + ahead.predicted_s

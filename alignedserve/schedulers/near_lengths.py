@@ -15,6 +15,9 @@ Otherwise a document loses pace so that others gain tokens, within limits:
 - Only for jobs that arrived after the document's prompt began: work that came together ends with its longest requests.
 - Only while requests wait for time, and as much memory is free as the document holds: else it should end soon.
 - Steps with decodes of chats are filled by promises alone.
+
+Gain: documents of 4,000 to 16,000 tokens beside 120 short jobs in flight, +21 to +30 % of all tokens colocated and +8
+to +9 % as `1+1`, at 0.61 to 0.86 of the documents' pace; 0 on the 17 loads of lab/benchmarks/rules.py.
 """
 
 from __future__ import annotations

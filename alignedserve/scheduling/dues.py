@@ -181,7 +181,7 @@ class TokenPromise(Promise):
 class Yielding(Promise):
     """The promise of a real-time request that is beyond its caller's part of the seats (caller_shares.py).
 
-    Until the request is within that part, it is served like best-effort requests. Dues pass meanwhile."""
+    Beyond that part the request is served like best-effort requests. Dues pass meanwhile."""
 
     __slots__ = ("kept",)
 
@@ -297,7 +297,7 @@ class StepPromise(Promise):
 class _Levelled(Promise):
     """A promise by the steps that the request is predicted to take; each doubling of the prediction is a level.
 
-    A request ages from its arrival on, served or not: a step does not take it down from a level that it has reached by
+    A request ages from the arrival on, served or not: no step takes a request down from a level that was reached by
     age. Each part reckons the level from the arrival, so that no message carries it.
     """
 

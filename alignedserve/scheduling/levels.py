@@ -77,8 +77,8 @@ T = TypeVar("T")
 class InLine:
     """A request that waits, as the formula of the expected wait sees it (ALISE §3.2).
 
-        EWT = min( predicted time of all ahead / average batch,   the request is served after all ahead of it,
-                   age x (level + 1) - waited )                   or once age has brought it to the front
+        EWT = min( predicted time of all ahead / average batch,   after all that are ahead,
+                   age x (level + 1) - waited )                   or once age has brought the request to the front
 
     The request with the longest expected wait needs its pages last: the pool compresses these pages first, and a
     prefill worker gives up this request's KV first.

@@ -63,7 +63,7 @@ class Offering(WorkerPart):
         return None if running is None else running.departure
 
     def declined(self, message: Decline, frame: Received, now: float) -> None:
-        """Let an offered request go on here. If it has gone already and its KV has not arrived, the request is lost."""
+        """Let an offered request go on here. A request that has gone, and whose KV has not arrived, is lost."""
         attempt = message.request, message.attempt
         if message.is_failed:
             self._broken_at.setdefault(frame.sender, deque(maxlen=MOST_BROKEN)).append(now)

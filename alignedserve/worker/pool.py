@@ -13,7 +13,7 @@ Only a worker that has to hand on all its requests waits: it asks firmly for wha
 What a copy reads, nothing else writes until the copy has ended; otherwise the copy does not count:
 
     between steps   steps and copies run one after the other: the blocks are free at once, and written to after the copy
-    beside steps    a request keeps its blocks until its parts are written; to leave at once, it forgets the parts
+    beside steps    blocks are kept until all parts are written; of a request that leaves at once parts are forgotten
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class PromptRate(WorkerPart):
     divided by the prompt tokens that ran meanwhile. For example, if 2,000 tokens ran in 4 s while prompts waited, a
     token takes 2 ms. Older observations count less; while nothing waits, the cost model is believed again.
 
-    A prompt had to wait if it was here when a step was chosen and that step did not run the whole prompt. Time in which
+    A prompt had to wait if a step was chosen while the prompt was here, and did not run the whole prompt. Time in which
     prompts waited for memory alone does not count: admission predicts that wait. Copies from the pool are counted
     apart, by the cost model: copies before a step come on top of computing, copies beside steps count only for the time
     beyond computing.

@@ -75,10 +75,6 @@ RULES: Mapping[str, SchedulingRule] = {
         lambda real: lambda *args: [running for running in real(*args) if running.promise.is_rt],
         ((aligned, "first_decodes"),),
     ),
-    "first chats": SchedulingRule(
-        lambda real: lambda view, kept: real(view, kept) if kept is None else kept.real_time(),
-        ((aligned, "first_decodes"),),
-    ),
     "documents leave": SchedulingRule(lambda _real: Scheduler.leaving, ((aligned.Aligned, "leaving"),)),
     "budget": SchedulingRule(lambda _real: lambda at: at.room, ((aligned, "prompt_budget"),)),
     "memory stays free": SchedulingRule(always(0), ((RecentNeed, "spare_blocks"),)),

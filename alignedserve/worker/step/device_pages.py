@@ -4,8 +4,8 @@ A page of a device is a single block, so that little is computed twice. Pages of
 that fetches more shares only the blocks before the first page of the pool that the device lacks. The rest is fetched
 where the copy takes less time than computing (pace.py), else computed.
 
-A waiting prompt is looked up when it comes, and again before it may be seated: `prefix` says how many tokens are here.
-Nothing is kept for a prompt before it has a seat, so the last look before the seat counts.
+A waiting prompt is looked up on arrival, and again before a seat: `prefix` says how many tokens are here. Nothing
+is kept for a prompt without a seat, so the last look before the seat counts.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class DevicePages:
         then these are the pages up to the first page of the pool that is to be copied."""
         if not self.page_size or (has_kv and waiting.kv.dropped):
             return ()
-        assert not waiting.blocks, "the pages that were found are its own now, and may have lost their names"
+        assert not waiting.blocks, "pages that were found are the request's blocks now, and may have lost their names"
         if has_kv:
             names = self._name(waiting, waiting.prefix - 1)
             tokens = self._blocks.find(names) * self._size
@@ -161,7 +161,7 @@ class NextPages:
             self._fetched.add(name)
 
     def holds_up(self, waiting: WorkerRequest) -> bool:
-        """Return whether a waiting prompt is to wait for the page that it lacks next, and then share it."""
+        """Return whether a waiting prompt is to wait for a page that a seated prompt computes, and to share it."""
         if not (self._prompts or self._fetched):
             return False
         name = self._pages.next_page(waiting)

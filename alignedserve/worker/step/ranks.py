@@ -214,7 +214,7 @@ class DecodeOrder:
         self._changes.sweep(filed)
 
     def refile(self, running: WorkerRequest) -> None:
-        """File a decode again, if it is here: something that its order depends on has changed."""
+        """File a decode that is here again: something that the order depends on has changed."""
         if running in self._filed:
             self._moved[running] = None
 
@@ -295,13 +295,6 @@ class DecodeOrder:
     def real_time(self, most: int | None = None) -> Sequence[WorkerRequest]:
         """Return at most `most` real-time decodes that are not dropped, by slack."""
         return [place[-1] for place in islice(self._valid(self._lists.rt), most)]
-
-    def first_real_time(self, now: float, most_s: float, most: int) -> Sequence[WorkerRequest]:
-        """Return the first real-time decodes in the order of service: urgent decodes, then the others."""
-        if not self._has_priorities:
-            return self.real_time(most)
-        ranked = chain(self.urgent(now, most_s, True), self.later(now, most_s, True))
-        return [running for _, running in islice(ranked, most)]
 
     def in_time(self) -> Iterator[tuple[float, WorkerRequest]]:
         """Yield real-time decodes that have missed nothing, each with an instant before its next due.

@@ -19,7 +19,7 @@ class Seating:
     total: int  # blocks of the device
     block_size: int  # tokens of a block
     seats: int  # requests that may be seated
-    by_chunk: bool  # whether a prompt gets blocks chunk by chunk, or all that it will need at once
+    by_chunk: bool  # whether a prompt gets blocks chunk by chunk, else all blocks at once
     room_for: Callable[[WorkerRequest], int]  # tokens that a request which is seated as a whole gets memory for
     pages: DevicePages = NOTHING_SHARED  # what requests share
     next_pages: NextPages = NO_NEXT_PAGES  # that seated prompts compute

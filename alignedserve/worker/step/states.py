@@ -58,7 +58,7 @@ TRANSITIONS: Mapping[State, Mapping[State, str]] = MappingProxyType(
         State.CANDIDATE: {
             State.JOINING: "room, KV in the pool",
             State.RECEIVING: "room, KV on a device",
-            State.WAITING: "its KV was given up",
+            State.WAITING: "the KV was given up",
             **_GONE,
         },
         State.JOINING: {State.RESIDENT: "copied", State.ABANDONED: "cancelled", State.GONE: "not intact"},
@@ -79,7 +79,7 @@ TRANSITIONS: Mapping[State, Mapping[State, str]] = MappingProxyType(
             State.CANDIDATE: "sent",
             State.RESIDENT: "refused or failed",
             State.ABANDONED: "cancelled",
-            State.GONE: "sent to where it goes on",
+            State.GONE: "sent, and goes on there",
         },
         State.LEAVING: {
             State.WAITING: "no pages, or the pool was lost",

@@ -260,7 +260,7 @@ class WaitingPrompts:
             self.add(running)
 
     def refile(self, running: WorkerRequest) -> None:
-        """File a prompt again, if it waits here: something that its order depends on has changed."""
+        """File a prompt that waits here again: something that the order depends on has changed."""
         if running in self._all:
             self._take_out(running)
             self._unfiled[running] = None
