@@ -41,7 +41,7 @@ MOST_SENT_BYTES = 128 << 20  # of kept responses that one key has sent to it at 
 class ResponseRoutes:
     def __init__(self, starter: Starter, keeper: ResponseKeeper) -> None:
         self._starter, self._keeper = starter, keeper
-        self._looks = LookPace(MOST_ROWS, f"times {LOOK_BYTES} bytes of kept responses")
+        self._looks = LookPace(MOST_ROWS, f"times {LOOK_BYTES // 1024} KiB of kept responses")
         self._sent_bytes = Counter[str]()  # of kept responses that are being sent, by owner
 
     @property
@@ -61,14 +61,14 @@ class ResponseRoutes:
         return self._answer(found)
 
     async def remove(self, http: HttpRequest) -> Response:
-        found = await self._find(http)
+        found = await self._find(http, is_paced=False)
         if found.job is not None:
             found = await self._need_background().cancel(found)
         await self._keeper.remove(found)
         return JSONResponse({"id": found.id, "object": "response", "deleted": True})
 
     async def cancel(self, http: HttpRequest) -> Response:
-        found = await self._find(http)
+        found = await self._find(http, is_paced=False)
         if found.job is None:
             raise invalid(f"{found.id} does not run in the background: only such responses can be cancelled", "id")
         return self._answer(await self._need_background().cancel(found))
@@ -87,11 +87,14 @@ class ResponseRoutes:
         listed = list_object(ids[shown], iter(data), len(items) > shown.stop)
         return self._send(found.owner, listed, sum(len(memoryview(item)) for item in data))
 
-    async def _find(self, http: HttpRequest) -> StoredResponse:
+    async def _find(self, http: HttpRequest, is_paced: bool = True) -> StoredResponse:
+        """Return the response. What frees something is never refused for what was looked up before."""
         owner = caller_of(http).id
-        async with self._looks.turn(owner):
+        async with self._looks.turn(owner, is_paced):
             found = await self._keeper.find(owner, http.path_params["id"])
-            self._looks.take(owner, sum(len(memoryview(each)) for each in (*found.input, found.answer)) // LOOK_BYTES)
+            num_bytes = sum(len(memoryview(each)) for each in (*found.input, found.answer))
+            if is_paced:
+                self._looks.take(owner, num_bytes // LOOK_BYTES)
         return found
 
     async def _begin(self, http: HttpRequest, body: ResponseRequest) -> Exchange | Response:

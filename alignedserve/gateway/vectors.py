@@ -46,9 +46,9 @@ from alignedserve.text.text_model import TextModel
 
 MOST_INPUTS = 2048  # of a body, as for OpenAI
 MOST_DIMENSIONS = 1 << 20
-# Tokens that the pairs of a body may have where its texts have fewer characters: each pair has the query for itself, at
-# 36 bytes a token. For example, a query of 30 tokens beside 2,048 short documents.
-MOST_PAIR_TOKENS = 1 << 16
+# Tokens that the pairs of a body may have where its texts have fewer bytes: each pair has the query for itself, at 36
+# bytes a token. For example, a query of 64 tokens beside 2,048 documents of 60.
+MOST_PAIR_TOKENS = 1 << 18
 _INT32 = 2**31
 
 Inputs = Annotated[
@@ -190,11 +190,12 @@ def make_score_requests(
 
 def _read_pairs(reader: _Reader, pairs: Sequence[tuple[str, str]], field: str) -> list[_Prompt]:
     """Return the prompt of each pair; raise where a small body has a long text in each of many pairs."""
-    most, num_tokens, prompts = max(MOST_PAIR_TOKENS, sum(map(len, texts_of(pairs)))), 0, list[_Prompt]()
+    num_bytes, num_tokens, prompts = sum(len(text.encode()) for text in texts_of(pairs)), 0, list[_Prompt]()
+    most = max(MOST_PAIR_TOKENS, num_bytes)
     for pair in pairs:
         prompts.append(reader.read(*pair))
         num_tokens += len(prompts[-1][0])
-        if num_tokens > most:
+        if num_tokens > most and len(pairs) > 1:
             message = f"{field}: the first {len(prompts)} of {len(pairs)} pairs have {num_tokens} tokens, and {most} is"
             raise invalid(f"{message} the most for texts that stand in several pairs: send fewer at a time", field)
     return prompts

@@ -279,7 +279,7 @@ def ranks_of(view: StepView, kept: DecodeOrder | None, step: StepBuilder) -> Ran
 def step_bounds(view: StepView, kept: DecodeOrder | None = None) -> StepBounds:
     """Return R where promises bound steps (AccelGen §4.2).
 
-    Nothing is sorted or made here: this runs over all that is on the worker.
+    Nothing is sorted or made here: this runs over all that is on the worker, at every step.
 
     `kept` has the decodes in order; the first are enough. A prompt that cannot be in time beside the decoding chats
     does not bind: either the chats or the prompt would be late.

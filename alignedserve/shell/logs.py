@@ -125,13 +125,16 @@ def _frames(error: BaseException) -> str:
     """Return the traceback of an error and of what led to it, with types, files and lines.
 
     What an error says may quote a client, so only the system's words stay, and those of imports."""
-    told, at = list[str](), error
-    while at is not None and len(told) < _MOST_CAUSES:
+    told, at, seen = list[str](), error, set[int]()
+    while at is not None and len(told) < _MOST_CAUSES and id(at) not in seen:
+        seen.add(id(at))
         said = str(at) if isinstance(at, ImportError) else ""
         if isinstance(at, OSError) and at.errno:
             said = os.strerror(at.errno)
         name = f"{type(at).__module__}.{type(at).__qualname__}".removeprefix("builtins.")
         told.append("".join([_HEAD, *traceback.format_tb(at.__traceback__), name, f": {said}" if said else ""]))
+        members = getattr(at, "exceptions", ())  # of an ExceptionGroup
+        told += [f"one of its group:\n{_frames(each)}" for each in members[:_MOST_CAUSES] if each is not error]
         at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
     return "\nled to:\n".join(reversed(told))
 
@@ -156,7 +159,8 @@ def _ends(_: object, error: BaseException, __: object = None) -> None:
 
 
 def _ends_thread(ended: threading.ExceptHookArgs) -> None:
-    _log.error("thread %s has failed", ended.thread and ended.thread.name, exc_info=ended.exc_value)
+    if ended.exc_type is not SystemExit:  # with it a thread ends as it was to
+        _log.error("thread %s has failed", ended.thread and ended.thread.name, exc_info=ended.exc_value)
 
 
 class _TextFormatter(_Formatter):

@@ -149,7 +149,7 @@ class TextModel:
 
     @cached_property
     def _skipped_beside(self) -> Callable[[frozenset[int]], frozenset[int]]:
-        """Return what names the special tokens that are skipped beside these, in one set for all decoders."""
+        """Return what says which special tokens are skipped where these are shown: the same set for all decoders."""
         return cache(self.special_ids.difference)
 
     def special_markers(self, markers: Iterable[str]) -> dict[str, int]:

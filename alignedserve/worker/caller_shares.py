@@ -45,7 +45,7 @@ class CallerShares:
 
     def divide(self, seated: Sequence[WorkerRequest]) -> Sequence[WorkerRequest]:
         """Make requests beyond a caller's part yield; return the requests that begin or cease to yield."""
-        self._waiting.put_behind(self._with_more())
+        self._waiting.put_behind(self._served_more())
         if not (self._waiting.callers or self._yielding or self._behind):
             return ()
         yielding, behind = self._beyond(seated)
@@ -71,7 +71,7 @@ class CallerShares:
             if request.service is ServiceClass.BE:
                 self._served[request.caller] = self._served.get(request.caller, 0.0) + tokens / request.weight
 
-    def _with_more(self) -> frozenset[str]:
+    def _served_more(self) -> frozenset[str]:
         """Return the callers with documents that wait, but for those that were served least."""
         waiting, served = self._waiting.documents, self._served
         if not waiting or (len(waiting) == 1 and not served):

@@ -408,6 +408,7 @@ def test_a_key_looks_at_so_many_bytes_of_responses_in_a_minute(
     id = ask(gateway, input="a" * 10 * LOOK_BYTES).json()["id"]
     looks = [gateway.get(f"{PATH}/{id}{more}").status_code for more in ("/input_items?limit=1", "", "")]
     assert looks == [200, 200, 429]
+    assert gateway.ask("DELETE", f"{PATH}/{id}").status_code == 200, "what frees something is not refused"
 
 
 def test_input_items_are_sent_as_they_are_kept(text: TextModel, tmp_path: Path) -> None:

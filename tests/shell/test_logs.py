@@ -111,6 +111,22 @@ def test_an_error_is_told_by_its_place_and_not_by_its_words(format: LogFormat) -
     assert last == "ValueError" or json.loads(last)["traceback"].endswith("\nValueError")
 
 
+class _Group(Exception):
+    """As ExceptionGroup, which Python 3.10 lacks."""
+
+    exceptions = (LookupError("zebra"), OSError(2, "zebra"))
+
+
+def test_each_error_of_a_group_is_told_and_none_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up(LogConfig(), "pool-0")
+    group, other = _Group("zebra"), RuntimeError("zebra")
+    group.__cause__, other.__cause__ = other, group
+    logging.getLogger("alignedserve.some").error("broke", exc_info=group)
+    said = capsys.readouterr().err
+    assert "zebra" not in said
+    assert said.count("LookupError\n") == said.count("FileNotFoundError: No such") == said.count("RuntimeError\n") == 1
+
+
 def test_what_clients_name_is_neither_another_line_nor_another_field(capsys: pytest.CaptureFixture[str]) -> None:
     set_up(LogConfig(), "gateway-0")
     path = '/a status=200\n2026-11-21 INFO "forged" \x1b[31m'

@@ -54,7 +54,7 @@ class DeploymentStatus:
     scale: dict[str, str]  # role -> least and most workers, where they come and go with the load
     fallbacks: list[dict[str, str]]  # part, what does not work there, why, and what is done instead
     weights: dict[str, str]  # part -> how it keeps the weights of its model, and what that costs
-    lacks: str = ""  # why there are no figures
+    lacks: str = ""  # what is not told, and why
 
     @property
     def is_ready(self) -> bool:
@@ -124,8 +124,14 @@ def _told(http: httpx.Client) -> DeploymentStatus:
         missed=_by_class(exposed, "slo_missed", "why"),
         stages=stages,
         pool_pages=dict(sums["kv_pool_pages", "state"]),
-        lacks="" if exposed else f"no figures: {said_by(figures)}",
+        lacks=_lacking(told, "" if exposed else f"no figures: {said_by(figures)}"),
     )
+
+
+def _lacking(told: dict[str, Any], figures: str) -> str:
+    """Return what this key is not told, and why."""
+    parts = "" if "parts" in told else "no parts: for keys with the scope dashboard"
+    return "; ".join(filter(None, (figures, parts)))
 
 
 def _samples(exposition: str) -> Iterator[tuple[str, dict[str, str], float]]:

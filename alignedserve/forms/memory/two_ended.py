@@ -92,7 +92,7 @@ class TwoEndedMemory(PlainMemory):
     # --- The next step
 
     def grow(self, waiting: WaitingPrompts, now: float) -> Iterator[ToLeave]:
-        """Claim a slot more for real-time decodes, which take slots of best-effort decodes, and then for these."""
+        """Claim a slot more for real-time decodes, which take slots of best-effort decodes, then for the rest."""
         self._begin()
         for running in [resident for resident in self._here.residents.values() if resident.promise.is_rt]:
             while running.blocks and not self._claim_next(running):

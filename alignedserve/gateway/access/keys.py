@@ -156,8 +156,8 @@ class KeyRing:
         return hashlib.sha256(" ".join(sorted(self._by_id)).encode()).hexdigest()[:16]
 
     def knows(self, caller: Caller, scopes: Collection[Scope] = ()) -> bool:
-        """Return whether the key with which this caller came still counts, and has one of these scopes if any are
-        given. A new key under the same name is another key."""
+        """Return whether the key with which this caller came still counts, and has one of these scopes where any are
+        given. The key is known by its salt: a new key under the same name is another key."""
         known = next((known for known in self._by_hash.values() if known.salt == caller.salt), None)
         if known is None:
             return not self

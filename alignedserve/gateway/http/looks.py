@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from alignedserve.gateway.access.ledger import Bucket
 from alignedserve.gateway.openai.errors import rate_limited
 
-# Each takes the event loop some 10 µs: a row of a list, from the store to the socket, or LOOK_BYTES of a kept response.
+# A row of a list costs the event loop about 10 µs. So do LOOK_BYTES of a kept response.
 MOST_ROWS = 100_000  # of a caller in a minute, at each gateway
 LOOK_BYTES = 4 << 10
 
@@ -34,9 +34,10 @@ class LookPace:
         left.left -= number
 
     @asynccontextmanager
-    async def turn(self, caller: str) -> AsyncIterator[None]:
+    async def turn(self, caller: str, is_paced: bool = True) -> AsyncIterator[None]:
         """Hold the caller's turn at a look whose cost is taken once it is known: one at a time, since each may be
-        large. Raise if a minute's worth is used up."""
+        large. Raise if a minute's worth is used up, where that counts."""
         async with self._turns[caller]:
-            self.take(caller, 0)
+            if is_paced:
+                self.take(caller, 0)
             yield
