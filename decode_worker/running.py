@@ -108,7 +108,7 @@ class Stepping(WorkerPart):
     @property
     def _awaits_copies(self) -> bool:
         """Return whether pages are being copied between two steps: the requests are to run in the next step."""
-        return not self._memory.copies_beside and bool(self._here.of(State.JOINING, State.FETCHING))
+        return not self._memory.copies_beside and any(map(self._here.among, (State.JOINING, State.FETCHING)))
 
     # --- Memory
 

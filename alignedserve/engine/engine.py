@@ -46,7 +46,7 @@ from alignedserve.engine.weights.forms import weights_of
 from alignedserve.engine.weights.tensors import Weights
 from alignedserve.errors import PlanError, RankLost
 from alignedserve.fallbacks import fell_back
-from alignedserve.forms.device.table import DeviceForm
+from alignedserve.forms.device.hidden import HiddenVectors
 from alignedserve.kernels.common.adapters import StepAdapters
 from alignedserve.kernels.common.fp8 import AnyQuantised
 from alignedserve.kernels.common.int8_kv import vector_of
@@ -144,9 +144,9 @@ class Engine:
         return self.weights_as if self.kv_dtype is KvDtype.AUTO else f"{self.weights_as}, KV {self.kv_dtype.value}"
 
     @cached_property
-    def form(self) -> DeviceForm:
+    def form(self) -> HiddenVectors:
         """Return the other form than KV in which requests can be kept."""
-        return DeviceForm(self.config, self.kv_dtype, self._kernels, self._model)
+        return HiddenVectors(self.config, self.kv_dtype, self._kernels, self._model)
 
     @property
     def kernels(self) -> str:

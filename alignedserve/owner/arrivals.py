@@ -14,17 +14,17 @@ _AT_ONCE = 8  # requests that get their arrivals before the event loop looks at 
 T = TypeVar("T")
 
 
-class Arrivals(Generic[T]):
+class ArrivalQueue(Generic[T]):
     """What arrives for one request, inside of `with`. An asyncio.Queue takes 3 KB while it is empty."""
 
     __slots__ = ("_among", "_arrived", "_request", "_wakes")
 
-    def __init__(self, request: str, among: dict[str, Arrivals[T]]) -> None:
+    def __init__(self, request: str, among: dict[str, ArrivalQueue[T]]) -> None:
         self._request, self._among = request, among
         self._arrived: list[T] = []
         self._wakes: asyncio.Future[None] | None = None  # the coroutine that waits
 
-    def __enter__(self) -> Arrivals[T]:
+    def __enter__(self) -> ArrivalQueue[T]:
         self._among[self._request] = self
         return self
 
@@ -55,16 +55,16 @@ class ArrivalQueues(Generic[T]):
     wait for all others when the event loop is behind."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, Arrivals[T]] = {}  # by request; on the event loop
+        self._waiting: dict[str, ArrivalQueue[T]] = {}  # by request; on the event loop
         self._arrived: deque[tuple[str, T]] = deque()
         self._in_turn: dict[str, list[T]] = {}  # of these, by request; on the event loop
         self._is_waking = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def waiting_for(self, request: str) -> Arrivals[T]:
+    def waiting_for(self, request: str) -> ArrivalQueue[T]:
         """Return the queue of what arrives for this request, inside of `with`."""
         self._loop = asyncio.get_running_loop()
-        return Arrivals(request, self._waiting)
+        return ArrivalQueue(request, self._waiting)
 
     def has(self, request: str) -> bool:
         """Return whether an arrival waits for the coroutine of this request. Only the event loop may call this."""

@@ -5,5 +5,4 @@ hidden.py       Attention to hidden vectors, and K and V made of hidden vectors.
 int8_pages.py   Converts a full page of KV to int8 and back (ALISE §3.2).
 pages.py        The forms that pages of the pool can have.
 performing.py   Performs the orders of forms on a worker's engine.
-table.py        The form other than KV that an engine's model can have.
 """

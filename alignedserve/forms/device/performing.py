@@ -9,8 +9,8 @@ from torch import Tensor
 
 from alignedserve.core import FoldKv, FormOrder
 from alignedserve.forms.device.checkpoints import Checkpoints
+from alignedserve.forms.device.hidden import HiddenVectors
 from alignedserve.forms.device.pages import Amend
-from alignedserve.forms.device.table import DeviceForm
 from alignedserve.forms.orders import CompressPage, CopySlots
 from alignedserve.protocol.events import Event, PageCompressed
 
@@ -18,7 +18,7 @@ from alignedserve.protocol.events import Event, PageCompressed
 class FormHands:
     def __init__(
         self,
-        form: Callable[[], DeviceForm],
+        form: Callable[[], HiddenVectors],
         cache: Tensor,
         num_on_host: int,
         fold: Callable[[Sequence[Sequence[int]]], None],
