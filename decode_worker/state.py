@@ -206,12 +206,12 @@ class DecodeCore:
 
     def _forget(self, running: WorkerRequest) -> None:
         """Forget a request that no copy and no transfer uses."""
-        before = running.state
+        before, candidate = running.state, running.candidate
         self.here.move(running, State.GONE)
         if before is State.WAITING:
             self.here.queue.waiting.remove(running)
-        elif running.candidate is not None and before is State.CANDIDATE:
-            self.here.candidates.forget_copy(running.candidate)
+        elif candidate is not None and before is State.CANDIDATE:
+            self.here.candidates.forget_copy(candidate)
         elif before in (State.RESIDENT, State.PROMPT):
             self.memory.release_after_step(running)
             self.owners.leave_amid_step(running)

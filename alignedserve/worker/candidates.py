@@ -87,6 +87,8 @@ class Candidates:
         candidate.running.candidate = candidate
         self._here.move(candidate.running, State.CANDIDATE)
         self.arranged_in = -1
+        if candidate.batch:  # the last already
+            return
         self._put(sorted(self.waiting, key=lambda of: (of.batch > 0, not of.is_pinned, of.is_pinned and of.due_at)))
 
     def arrange(self, step: int, as_they_join: Callable[[list[JoinCandidate]], Iterable[JoinCandidate]]) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _ABSENT = (State.NEW, State.KEPT, State.ABANDONED, State.GONE)
 PRESENT = tuple(state for state in State if state not in _ABSENT)  # as the router knows them
 _SEATED = (State.RESIDENT, State.PROMPT, State.JOINING, State.FETCHING, State.RECEIVING)
+_SETTLED = (State.RESIDENT, State.WAITING, State.GONE)  # neither comes nor leaves
 OCCUPYING = (*_SEATED, State.KEPT, State.DEPARTING)  # has blocks, and may need them
 _CHANGING = (State.JOINING, State.FETCHING, State.RECEIVING, State.DEPARTING, State.ABANDONED)
 
@@ -53,6 +54,8 @@ class Requests:
         """Take a request to another state, behind the requests there or before them (`first`)."""
         before, name = running.state, running.request.id
         running.becomes(state)
+        if state in _SETTLED:
+            running.candidate = running.departure = None
         if before is State.NEW:
             self._by_name.setdefault(name, []).append(running)
         if before in self._named:
@@ -131,7 +134,9 @@ class Requests:
     @property
     def num_seated(self) -> int:
         """Return how many requests have a seat, also departing requests, which may have to stay."""
-        return sum(map(len, self._seated)) + len(self.departures)
+        unwanted = [running.departure for running in self.among(State.ABANDONED)]  # few, and read for a moment more
+        departing = len(self.among(State.DEPARTING)) + sum(of is not None and of.number is not None for of in unwanted)
+        return sum(map(len, self._seated)) + departing
 
     @property
     def num_fetching(self) -> int:
