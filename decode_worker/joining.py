@@ -141,7 +141,6 @@ class Seats(WorkerPart):
 
     def seat(self, prompt: WorkerRequest) -> None:
         """Give a prompt with blocks its seat; the prompt runs after a copy of the pages that the pool has."""
-        self._queue.waiting.remove(prompt)
         has_left = len(prompt.output) > len(prompt.request.emitted)  # then recomputed without `schedule.evict`
         may_fetch = not prompt.kv.form and (self._policy.evict or not has_left) and self._pool.member is not None
         if self._pages.has_to_fetch(prompt) and may_fetch:

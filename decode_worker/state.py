@@ -208,9 +208,7 @@ class DecodeCore:
         """Forget a request that no copy and no transfer uses."""
         before, candidate = running.state, running.candidate
         self.here.move(running, State.GONE)
-        if before is State.WAITING:
-            self.here.queue.waiting.remove(running)
-        elif candidate is not None and before is State.CANDIDATE:
+        if candidate is not None and before is State.CANDIDATE:
             self.here.candidates.forget_copy(candidate)
         elif before in (State.RESIDENT, State.PROMPT):
             self.memory.release_after_step(running)

@@ -30,7 +30,7 @@ class PromptQueue:
     """Prompts that wait for a seat."""
 
     def __init__(self, here: Requests, memory: PlainMemory, decisions: DecisionRing) -> None:
-        self.waiting = WaitingPrompts(memory.pace.policy, memory.pages)
+        here.waiting = self.waiting = WaitingPrompts(memory.pace.policy, memory.pages)
         self._here, self._memory, self._steps, self._pace = here, memory, memory.steps, memory.pace
         self._decisions = decisions
         self._came_in_step = self._rt_came_in_step = 0  # prompts since the step in flight began; the real-time ones
@@ -53,13 +53,11 @@ class PromptQueue:
     def _add(self, running: WorkerRequest) -> None:
         self._decisions.note(Kind.QUEUED, running.request, number=len(self.waiting), tokens=running.num_ahead)
         self._here.move(running, State.WAITING)
-        self.waiting.add(running)
 
     def put_back(self, running: WorkerRequest) -> None:
         """Take a request's blocks away. The request waits before all others, and is recomputed."""
         self._memory.lose(running)
         self._here.move(running, State.WAITING, first=True)
-        self.waiting.add_first(running)
 
     def num_old(self, only_rt: bool) -> int:
         """Return how many prompts, all or real-time ones, wait since before the step in flight was chosen."""

@@ -17,6 +17,7 @@ from alignedserve.worker.candidates import Candidates, RunningBatch
 from alignedserve.worker.step.moves import Departure, JoinCandidate
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
+from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 if TYPE_CHECKING:
     from alignedserve.worker.arriving import PromptQueue  # which takes requests from here
@@ -32,7 +33,8 @@ _CHANGING = (State.JOINING, State.FETCHING, State.RECEIVING, State.DEPARTING, St
 class Requests:
     """The requests of each state are in order of arrival there. Requests in a step are found by name."""
 
-    queue: PromptQueue  # prompts that wait for a seat
+    queue: PromptQueue  # takes prompts to State.WAITING
+    waiting: WaitingPrompts  # the requests in State.WAITING, in the order of service too
     drop: Callable[[str, int], list[Command]]  # forgets a request up to an attempt, in any state
 
     def __init__(self) -> None:
@@ -41,7 +43,8 @@ class Requests:
         self.residents: dict[str, WorkerRequest] = {}
         self.prompts: dict[str, WorkerRequest] = {}
         self._named = {State.RESIDENT: self.residents, State.PROMPT: self.prompts}
-        self._others = {state: OrderedDict[WorkerRequest, None]() for state in State if state not in self._named}
+        others = (state for state in State if state is not State.WAITING and state not in self._named)
+        self._others = {state: OrderedDict[WorkerRequest, None]() for state in others}
         self._by_name: dict[str, list[WorkerRequest]] = {}  # all that are not gone
         self._seated = [self.among(state) for state in _SEATED]
         self.copy_numbers = count(1)  # of copies from the pool
@@ -51,23 +54,25 @@ class Requests:
         self._short_at = 0  # how many were seated when a request last left for lack of memory; 0: forgotten
 
     def move(self, running: WorkerRequest, state: State, first: bool = False) -> None:
-        """Take a request to another state, behind the requests there or before them (`first`)."""
+        """Take a request to another state, behind the requests there; with `first`, before the others that wait."""
         before, name = running.state, running.request.id
         running.becomes(state)
         if state in _SETTLED:
             running.candidate = running.departure = None
         if before is State.NEW:
             self._by_name.setdefault(name, []).append(running)
-        if before in self._named:
+        if before is State.WAITING:
+            self.waiting.remove(running)
+        elif before in self._named:
             self._named[before].pop(name, None)
         else:
             self._others[before].pop(running, None)
-        if state in self._named:
+        if state is State.WAITING:
+            (self.waiting.add_first if first else self.waiting.add)(running)
+        elif state in self._named:
             self._named[state][name] = running
         elif state is not State.GONE:
             self._others[state][running] = None
-            if first:
-                self._others[state].move_to_end(running, last=False)
         else:
             self._by_name[name].remove(running)
             if not self._by_name[name]:
@@ -79,6 +84,8 @@ class Requests:
 
     def among(self, state: State) -> Collection[WorkerRequest]:
         """Return the requests in this state: the live collection, no copy."""
+        if state is State.WAITING:
+            return self.waiting
         return self._named[state].values() if state in self._named else self._others[state].keys()
 
     def of(self, *states: State) -> list[WorkerRequest]:

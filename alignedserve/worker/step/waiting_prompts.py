@@ -151,6 +151,8 @@ class Changes:
 
 
 class WaitingPrompts:
+    """The requests in State.WAITING, which `Requests.move` adds and removes (worker/requests.py)."""
+
     def __init__(self, policy: Policy, pages: DevicePages = NOTHING_SHARED) -> None:
         self._policy, self._pages = policy, pages
         # Requests in the order of arrival, each with the number of tokens that was counted: the known beginning may
@@ -180,6 +182,9 @@ class WaitingPrompts:
     def __iter__(self) -> Iterator[WorkerRequest]:
         """Iterate in the order of arrival."""
         return iter(self._all)
+
+    def __contains__(self, running: object) -> bool:
+        return running in self._all
 
     @property
     def come_first(self) -> bool:

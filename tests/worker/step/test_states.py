@@ -11,6 +11,7 @@ from alignedserve.worker.requests import Requests
 from alignedserve.worker.setup import running_of
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import IllegalTransition, State, diagram
+from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from tests.samples import next_attempt, request
 
 # Every legal move, written by hand: state, and the states that may follow.
@@ -35,6 +36,12 @@ ABANDONED  GONE
 def _legal() -> set[tuple[State, State]]:
     lines = (line.split() for line in LEGAL.split("\n")[1:-1])
     return {(State[before], State[state]) for before, *after in lines for state in after}
+
+
+def requests() -> Requests:
+    here = Requests()
+    here.waiting = WaitingPrompts(DEFAULT_POLICY)
+    return here
 
 
 def made(name: str = "a", attempt: int = 0) -> WorkerRequest:
@@ -75,7 +82,7 @@ def test_the_picture_has_both_ends() -> None:
 
 class TestRequests:
     def test_a_request_is_among_those_of_its_state_alone(self) -> None:
-        here, a, b = Requests(), made("a"), made("b")
+        here, a, b = requests(), made("a"), made("b")
         for running in (a, b):
             here.move(running, State.WAITING)
         here.move(a, State.PROMPT)
@@ -85,17 +92,19 @@ class TestRequests:
         assert (here.of(*State), here.find("a"), here.attempts()) == ([b], None, [("b", 0)])
 
     def test_the_first_to_come_is_first_but_for_those_that_are_put_before_or_behind(self) -> None:
-        here = Requests()
+        here = requests()
         first, second, third = (made(name) for name in "abc")
         here.move(first, State.WAITING)
         here.move(second, State.WAITING)
         here.move(third, State.WAITING, first=True)
         assert here.of(State.WAITING) == [third, first, second]
-        here.put_last(third)
-        assert here.of(State.WAITING) == [first, second, third]
+        for running in (first, second):
+            here.begin_copy(running, State.FETCHING)
+        here.put_last(first)
+        assert (here.of(State.FETCHING), here.of(State.WAITING)) == ([second, first], [third])
 
     def test_a_copy_ends_once_and_only_that_of_a_request(self) -> None:
-        here, running = Requests(), made()
+        here, running = requests(), made()
         here.move(running, State.WAITING)
         number = here.begin_copy(running, State.FETCHING)
         here.pool_lost()
