@@ -81,11 +81,7 @@ TRANSITIONS: Mapping[State, Mapping[State, str]] = MappingProxyType(
             State.ABANDONED: "cancelled",
             State.GONE: "sent, and goes on there",
         },
-        State.LEAVING: {
-            State.WAITING: "no pages, or the pool was lost",
-            State.ABANDONED: "cancelled",
-            State.GONE: "in the pool",
-        },
+        State.LEAVING: {State.WAITING: "no pages, or the pool was lost", State.GONE: "in the pool"},
         State.KEPT: {State.GONE: "answer in the pool"},
         State.ABANDONED: {State.GONE: "copy or transfer ended"},
         State.GONE: {},
