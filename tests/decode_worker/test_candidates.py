@@ -31,6 +31,7 @@ from alignedserve.protocol.messages import (
     Pull,
     Release,
     Retire,
+    Spoiled,
 )
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Layout, Policy, Room, SchedulerName
 from alignedserve.worker.setup import WorkerSetup
@@ -177,6 +178,17 @@ class TestThePoolKeepsItToo:
         worker.handle(said("pool-0", Kept("a", 0, (5,))), 0.0)
         received(worker)
         assert Release("a", 0) in sent(worker.handle(said(ROUTER, Cancel("a", 0)), 0.0), "pool-0")
+
+    def test_what_came_with_all_pages_is_not_known_by_those_of_the_prompt_alone(self, worker: DecodeCore) -> None:
+        """The pool's word on the prompt comes late, and the pages of the output would not count as the pool's."""
+        offered(worker, IN_A)
+        offered(worker, IN_B)
+        whole = entry(request("c", prompt=8, max_tokens=12), (5, 6), output=range(7, 16))
+        worker.handle(said("pool-0", Batch((whole,))), 0.0)
+        worker.handle(said("pool-0", Kept("c", 0, (5,))), 0.0)
+        worker.handle(said(ROUTER, Cancel("b", 0)), 0.0)
+        assert any(isinstance(command, CopyIn) for command in received(worker, 2))
+        assert Spoiled((5, 6)) in sent(worker.handle(CopiedIn(1, intact=False), 0.0), "pool-0")
 
     def test_what_is_here_no_more_it_need_not_keep(self, worker: DecodeCore) -> None:
         assert worker.handle(said("pool-0", Kept("a", 0, (5,))), 0.0) == [Send("pool-0", Release("a", 0))]
