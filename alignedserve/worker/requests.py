@@ -172,11 +172,6 @@ class Requests:
         return [of for of in departures if of is not None and (of.is_wanted or of.number is not None)]
 
     @property
-    def abandoned(self) -> list[WorkerRequest]:
-        """Return the unwanted requests to which pages of the pool are still being copied."""
-        return [running for running in self.copies.values() if running.state is State.ABANDONED]
-
-    @property
     def is_changing(self) -> bool:
         """Return whether some request with blocks is on its way here or away."""
         return any(map(self.among, _CHANGING))

@@ -10,6 +10,7 @@ from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.forms.memory.two_ended import slots_of
 from alignedserve.protocol.messages import Attempt
 from alignedserve.worker.step.blocks import NamedBlocks
+from alignedserve.worker.step.states import State
 
 
 def blocks_of(core: DecodeCore) -> list[int]:
@@ -19,7 +20,8 @@ def blocks_of(core: DecodeCore) -> list[int]:
     memory, here, of_forms = core.memory, core.here, core.elsewhere.blocks
     if (slots := slots_of(memory)) is not None:
         return [*slots.free, *slots.taken, *of_forms]
-    taken = [*memory.steps.left, *(running.blocks for running in (*here.occupants(), *here.abandoned))]
+    copied_to = [running for running in here.copies.values() if running.state is State.ABANDONED]
+    taken = [*memory.steps.left, *(running.blocks for running in (*here.occupants(), *copied_to))]
     blocks = [*memory.blocks.free, *chain.from_iterable(taken)]
     if isinstance(memory.blocks, NamedBlocks) and (more_readers := memory.blocks.more_readers):
         blocks = list((Counter(blocks) - Counter(more_readers)).elements())

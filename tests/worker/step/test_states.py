@@ -111,11 +111,11 @@ class TestRequests:
         assert here.from_lost_pool == {number}
         here.move(running, State.ABANDONED)
         assert here.is_changing
-        assert here.abandoned == [running]
+        assert here.occupants() == []
         assert here.end_copy(number + 1) is None
         assert here.end_copy(number) is running
         assert here.end_copy(number) is None
-        assert here.abandoned == []
+        assert here.occupants() == [running]
         here.move(running, State.GONE)
         assert not here.is_changing
 
