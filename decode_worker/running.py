@@ -182,7 +182,7 @@ class Stepping(WorkerPart):
         copies_s = self._writer.num_between_steps * self._pace.copy_token_s  # gaps between tokens are longer by that
         seating = self._memory.seating(0 if self._memory.is_crowded else seats, waiting, at)
         begins = self._memory.context(now + copies_s) if copies_s else at
-        selection = scheduler.next_step(StepView(decodes, prompts, waiting, begins, seating, self._here.seated))
+        selection = scheduler.plan(StepView(decodes, prompts, waiting, begins, seating, self._here.seated))
         for running in selection.displaced:
             before += self._leaving.preempt(
                 running, PreemptionCause.REAL_TIME, next(iter(selection.admitted), None), is_replaced=True

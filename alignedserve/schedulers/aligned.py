@@ -102,11 +102,6 @@ class Aligned(Scheduler):
             self._order.forget()
         return None
 
-    def _plan_whole(self, view: StepView) -> PlannedStep:
-        if len(view.decodes) <= self.most:
-            self._order.forget()  # all of them may run, without `plan`
-        return super()._plan_whole(view)
-
     def moved(self, running: WorkerRequest) -> None:
         self._order.refile(running)
 

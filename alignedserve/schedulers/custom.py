@@ -9,37 +9,41 @@ So whatever the policy says, each request with memory runs sooner or later, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from alignedserve.policies.guard import Guard
 from alignedserve.policies.kinds import SeatedRequest
+from alignedserve.schedulers.scheduler import Scheduler
+from alignedserve.schedulers.wrapping import Wrapping
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import PlannedStep, StepView
 
 MOST_LEFT_OUT = 64  # steps in a row that a request with memory is left out of
 
 
-class CustomChoice:
-    def __init__(self, guard: Guard) -> None:
+class CustomChoice(Wrapping):
+    def __init__(self, wrapped: Scheduler, guard: Guard) -> None:
+        super().__init__(wrapped)
         self._guard = guard
         self._left_out: dict[str, int] = {}  # request -> steps in a row without the request
         self._here: Sequence[WorkerRequest] = ()
 
-    def plan(self, view: StepView, plan: Callable[[StepView], PlannedStep]) -> PlannedStep:
-        """Return the scheduler's `plan` for the requests that the policy names; for all where none of those can run."""
+    def plan(self, view: StepView) -> PlannedStep:
+        """Plan for the requests that the policy names; for all where none of those can run."""
         self._here = view.here
         requests = (*view.decodes, *view.prompts)
         answer: Sequence[str] | None = self._guard.ask(tuple(map(_facts_of, requests))) if requests else None
         if answer is not None:
             names = {*answer, *(name for name, number in self._left_out.items() if number >= MOST_LEFT_OUT)}
             decodes, prompts = _named(view.decodes, names), _named(view.prompts, names)
-            found = plan(view._replace(decodes=decodes, prompts=prompts))
+            found = self.wrapped.plan(view._replace(decodes=decodes, prompts=prompts))
             if not found.is_empty:
                 return found
-        return plan(view)
+        return self.wrapped.plan(view)
 
     def planned(self, selection: PlannedStep) -> None:
         """Count the steps that requests are left out of."""
+        super().planned(selection)
         ran = {running.request.id for running in selection.decodes} | {chunk.request for chunk in selection.chunks}
         here = (running.request.id for running in (*self._here, *selection.admitted))
         self._left_out = {name: self._left_out.get(name, 0) + 1 for name in here if name not in ran}

@@ -31,7 +31,6 @@ class RoundRobin(FirstCome):
         return super().plan(view)
 
     def planned(self, selection: PlannedStep) -> None:
-        super().planned(selection)
         self._is_rt = not self._runs_rt
 
     def seating_order(self, waiting: WaitingPrompts) -> Iterable[WorkerRequest]:

@@ -13,11 +13,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
-from alignedserve.policies.kinds import PolicyKind
-from alignedserve.schedulers.custom import CustomChoice
-from alignedserve.scheduling.policy import Chunking, Policy
+from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import PlannedStep, StepAhead, StepContext, StepView, all_of
+from alignedserve.worker.step.view import PlannedStep, StepAhead, StepContext, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 NO_LIMIT = 1 << 30  # requests in a step
@@ -31,36 +29,13 @@ class Scheduler(ABC):
         """`most` requests run in a step; on a prefill worker there is no limit."""
         self.policy, self.most = policy, most
         self.most_seated = most  # requests, where `plan` gives no seats
-        guard = policy.own.guard(PolicyKind.PACKING) if most < NO_LIMIT else None
-        self._choice = None if guard is None else CustomChoice(guard)
-        self._runs_whole = policy.chunking is Chunking.NONE and not self.seats_by_arrival
-
-    def next_step(self, view: StepView) -> PlannedStep:
-        """Return what the next step runs: what `plan` says of the requests that a custom policy chooses."""
-        plan = self._plan_whole if self._runs_whole else self.plan
-        return plan(view) if self._choice is None else self._choice.plan(view, plan)
 
     @abstractmethod
     def plan(self, view: StepView) -> PlannedStep:
         """Return a step of these requests."""
 
-    def _plan_whole(self, view: StepView) -> PlannedStep:
-        """Return a step of prompts that are not cut; one of decodes where no prompt can run.
-
-        This is an ablation of the schedulers that fill steps."""
-        is_full = len(view.decodes) > self.most
-        if view.prompts or view.waiting:
-            found = self.plan(view._replace(decodes=()))
-            if not found.is_empty:
-                return found
-        if is_full:
-            return self.plan(view._replace(prompts=(), waiting=WaitingPrompts(self.policy)))
-        return all_of(view.decodes[: view.at.room], (), view.at)
-
-    def planned(self, selection: PlannedStep) -> None:
+    def planned(self, selection: PlannedStep) -> None:  # noqa: B027  (most schedulers keep no turns)
         """Note what runs next on a decode worker: a step that is not empty."""
-        if self._choice is not None:
-            self._choice.planned(selection)
 
     def goes_on(self, ahead: StepAhead, at: StepContext) -> bool:
         """Return whether exactly these decodes may be planned now as the step after the running step."""

@@ -12,13 +12,15 @@ from alignedserve.schedulers.alise import Alise
 from alignedserve.schedulers.apt_serve import AptServe
 from alignedserve.schedulers.best_fit import BestFit
 from alignedserve.schedulers.bros import Bros
+from alignedserve.schedulers.custom import CustomChoice
 from alignedserve.schedulers.fastserve import FastServe, Mlfq
 from alignedserve.schedulers.fcfs import FirstCome, LongestLeaves, LongestLeavesInOrder
 from alignedserve.schedulers.in_order import InOrder
 from alignedserve.schedulers.round_robin import RoundRobin
 from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
 from alignedserve.schedulers.tgi import Tgi
-from alignedserve.scheduling.policy import Policy, SchedulerName
+from alignedserve.schedulers.wrapping import WholePrompts
+from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
 
 SCHEDULERS: Mapping[SchedulerName, type[Scheduler]] = MappingProxyType(
     {
@@ -52,4 +54,8 @@ def scheduler_of(policy: Policy, most: int = NO_LIMIT) -> Scheduler:
         kind = InOrder
     elif kind is LongestLeaves and not policy.is_plain:
         kind = LongestLeavesInOrder
-    return kind(policy, most)
+    scheduler = kind(policy, most)
+    if policy.chunking is Chunking.NONE and not scheduler.seats_by_arrival:
+        scheduler = WholePrompts(scheduler)
+    guard = policy.own.guard(PolicyKind.PACKING) if most < NO_LIMIT else None
+    return scheduler if guard is None else CustomChoice(scheduler, guard)

@@ -22,5 +22,4 @@ class Tgi(FirstCome):
         return super().plan(view._replace(prompts=()) if view.decodes and is_early else view)
 
     def planned(self, selection: PlannedStep) -> None:
-        super().planned(selection)
         self._num_steps = 0 if selection.chunks else self._num_steps + 1

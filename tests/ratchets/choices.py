@@ -62,7 +62,7 @@ def choice(
         prompt.kv = KvForm(blocks.take(-(-prompt.num_tokens // BLOCK)) or ())
         waiting.remove(prompt)
         prompts.append(prompt)
-    found = scheduler.next_step(StepView(decodes, prompts, waiting, at, seating))
+    found = scheduler.plan(StepView(decodes, prompts, waiting, at, seating))
     for prompt in found.admitted:
         waiting.remove(prompt)
     for prompt in (*prompts, *found.admitted):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from alignedserve.config.config import of_preset
 from alignedserve.core import KvForm
+from alignedserve.schedulers.alise import Alise
 from alignedserve.schedulers.table import SCHEDULERS, scheduler_of
+from alignedserve.schedulers.wrapping import WholePrompts
 from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
 from alignedserve.worker.step.view import StepView
 from tests.worker.step.test_selection import chat, document, moment, ran, seating, waits
@@ -22,7 +26,7 @@ ROUND = Policy(SchedulerName.ROUND_ROBIN, chunking=Chunking.FIXED)
         ("bros", "Bros"),
         ("shortest", "InOrder"),
         ("accelgen", "AccelGen"),
-        ("accelgen-no-chunk", "AccelGen"),
+        ("accelgen-no-chunk", "WholePrompts"),
         ("alise", "Alise"),
         ("alise-defer", "Alise"),
         ("aligned-no-order", "InOrder"),
@@ -56,6 +60,27 @@ def test_requests_by_arrival_are_planned_in_order_where_promises_bound_the_step(
         prompt.kv = KvForm((0, 1, 2, 3))
     plan = scheduler_of(at.policy).plan(StepView((), prompts, waits((), at), at, seating(0, at)))
     assert ran(plan) == [("a", 64), ("b", 64)]
+
+
+def test_a_scheduler_that_wraps_another_is_the_other_but_for_its_plans() -> None:
+    policy = of_preset("alise", {}).policy
+    whole = scheduler_of(replace(policy, chunking=Chunking.NONE), 8)
+    assert isinstance(whole, WholePrompts)
+    assert isinstance(whole.wrapped, Alise)
+    assert whole.levels is whole.wrapped
+    assert (whole.most, whole.most_seated, whole.seats_by_arrival) == (8, 8, False)
+    seated = [document("long", 64, output=3), document("short", 16, output=3)]
+    assert whole.leaving((), seated, moment(policy)) is whole.wrapped.leaving((), seated, moment(policy))
+
+
+def test_prompts_that_are_never_cut_run_alone() -> None:
+    at = moment(Policy(chunking=Chunking.NONE))
+    decodes, prompts = [chat("c", 1.0, output=3)], [document("d", 200)]
+    prompts[0].kv = KvForm(tuple(range(16)))
+    scheduler = scheduler_of(at.policy, 8)
+    assert ran(scheduler.plan(StepView(decodes, prompts, waits((), at), at, seating(0, at)))) == [("d", 200)]
+    plan = scheduler.plan(StepView(decodes, (), waits((), at), at, seating(0, at)))
+    assert (plan.decodes, plan.chunks) == (decodes, ())
 
 
 def test_every_name_has_a_scheduler() -> None:

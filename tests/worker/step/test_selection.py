@@ -56,7 +56,7 @@ def choose(
 ) -> PlannedStep:
     """Return the plan of a new scheduler of the context's policy."""
     view = StepView(decodes, prompts, waiting, at, room, [*decodes, *prompts])
-    return scheduler_of(at.policy, most).next_step(view)
+    return scheduler_of(at.policy, most).plan(view)
 
 
 def waits(these: Sequence[WorkerRequest], at: StepContext) -> WaitingPrompts:
