@@ -84,7 +84,7 @@ class Candidates:
         return None if running is None else running.candidate
 
     def add(self, candidate: JoinCandidate) -> None:
-        candidate.running.candidate = candidate
+        candidate.running.comes_as(candidate)
         self._here.move(candidate.running, State.CANDIDATE)
         self.arranged_in = -1
         if candidate.batch:  # the last already

@@ -53,7 +53,7 @@ class Offering(WorkerPart):
 
     def begin(self, departure: Departure) -> Command:
         """Let a request depart."""
-        departure.running.departure = departure
+        departure.running.leaves_by(departure)
         self._here.move(departure.running, State.DEPARTING)
         return departure.ask
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _ABSENT = (State.NEW, State.KEPT, State.ABANDONED, State.GONE)
 PRESENT = tuple(state for state in State if state not in _ABSENT)  # as the router knows them
 _SEATED = (State.RESIDENT, State.PROMPT, State.JOINING, State.FETCHING, State.RECEIVING)
-_SETTLED = (State.RESIDENT, State.WAITING, State.GONE)  # neither comes nor leaves
 OCCUPYING = (*_SEATED, State.KEPT, State.DEPARTING)  # has blocks, and may need them
 _CHANGING = (State.JOINING, State.FETCHING, State.RECEIVING, State.DEPARTING, State.ABANDONED)
 
@@ -57,8 +56,6 @@ class Requests:
         """Take a request to another state, behind the requests there; with `first`, before the others that wait."""
         before, name = running.state, running.request.id
         running.becomes(state)
-        if state in _SETTLED:
-            running.candidate = running.departure = None
         if before is State.NEW:
             self._by_name.setdefault(name, []).append(running)
         if before is State.WAITING:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 MOST_SCORED = 256  # tokens of a chunk, where their log-probabilities are asked for
 
 
+_SETTLED = (State.RESIDENT, State.WAITING, State.GONE)  # the request neither comes nor leaves
+
+
 @dataclass(eq=False, slots=True)  # two requests are never equal, whatever they hold
 class WorkerRequest:
     """A request as a worker knows it. With a seat, the first `prefix` tokens have KV where `kv` says.
@@ -93,6 +96,14 @@ class WorkerRequest:
         if state not in TRANSITIONS[self.story[-1]]:
             raise IllegalTransition(self.key, self.story, state)
         self.story.append(state)
+        if state in _SETTLED:
+            self.candidate = self.departure = None
+
+    def comes_as(self, candidate: JoinCandidate) -> None:
+        self.candidate = candidate
+
+    def leaves_by(self, departure: Departure) -> None:
+        self.departure = departure
 
     def is_at(self, part: Chunk | Decode) -> bool:
         """Return whether this part of a step ran for this attempt, by the places of KV.
