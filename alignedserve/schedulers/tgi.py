@@ -19,7 +19,7 @@ class Tgi(FirstCome):
 
     def plan(self, view: StepView) -> PlannedStep:
         is_early = len(view.prompts) < self.policy.waiting_ratio * len(view.decodes) and self._num_steps < MOST_WAITING
-        return super().plan(view._replace(prompts=()) if view.decodes and is_early else view)
+        return super().plan(view._replace(prompts=()) if is_early else view)
 
     def planned(self, selection: PlannedStep) -> None:
         self._num_steps = 0 if selection.chunks else self._num_steps + 1

@@ -41,6 +41,7 @@ ToLeave: TypeAlias = tuple[WorkerRequest | None, PreemptionCause]  # the request
 class PlainMemory:
     keeps_places = True  # whether KV stays in place as long as the request has its blocks
     decodes = True  # whether requests go on here after their prompts
+    copies_beside: bool  # whether copies from the pool go on beside steps; DecodeCore says so
 
     def __init__(self, pace: Pace, steps: StepsInFlight, here: Requests, pool: PoolLink, scheduler: Scheduler) -> None:
         self.limits, self.pace, self.steps, self._here, self._writer = pace.limits, pace, steps, here, pool.writer
@@ -54,7 +55,6 @@ class PlainMemory:
         folds = self.keeps_places and self.decodes  # without decodes all leave, and what is folded could not
         self.folding = Folding(self, here, writer, limits.fold if folds else None)
         self._need = RecentNeed()
-        self.copies_beside = False  # whether copies from the pool go on beside steps
         self.is_stuck = False  # the first waiting prompt could not be seated, and nothing has changed since
         self.is_crowded = False  # a prompt had to leave for others: no prompt is seated before memory is free
 

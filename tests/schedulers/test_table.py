@@ -83,5 +83,22 @@ def test_prompts_that_are_never_cut_run_alone() -> None:
     assert (plan.decodes, plan.chunks) == (decodes, ())
 
 
+@pytest.mark.parametrize(("prompts", "decodes", "expected"), [("p", "", "p"), ("p", "d", "d"), ("pq", "d", "pq")])
+def test_tgi_lets_decodes_go_on_until_enough_prompts_wait(prompts: str, decodes: str, expected: str) -> None:
+    """A prompt in each step would stop decodes, and prompts would always wait for the longest."""
+    policy = of_preset("tgi", {}).policy
+    at, seated = moment(policy), [document(name) for name in prompts]
+    view = StepView([document(name, output=3) for name in decodes], seated, waits((), at), at, seating(0, at))
+    assert "".join(name for name, _ in ran(scheduler_of(policy, 8).plan(view))) == expected
+
+
+def test_a_step_counts_what_a_chunk_after_hidden_vectors_makes_again() -> None:
+    """Else the step is predicted to take less time than a prompt from its beginning."""
+    at, prompt = moment(Policy(SchedulerName.FCFS, chunking=Chunking.FIXED)), document("p")
+    prompt.kv, prompt.prefix = KvForm((0, 1, 2, 3), form="hidden"), 40
+    plan = scheduler_of(at.policy).plan(StepView((), [prompt], waits((), at), at, seating(0, at)))
+    assert (ran(plan), plan.shape.remade) == ([("p", 24)], 40)
+
+
 def test_every_name_has_a_scheduler() -> None:
     assert set(SCHEDULERS) == set(SchedulerName)

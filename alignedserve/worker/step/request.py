@@ -42,8 +42,7 @@ class WorkerRequest:
     Before that, the device may have KV of the first tokens for other requests, which would share it (device_pages.py).
 
     One module writes each field: this one, by methods that say what happened, but for `kv` (blocks.py, for a memory),
-    `promise` (waiting_prompts.py), `block_names` (pool.py), `told_s` (owners.py), `batch` (joining.py), `candidate`
-    (candidates.py) and `departure` (offering.py).
+    `promise` (waiting_prompts.py), `block_names` (pool.py), `told_s` (owners.py) and `batch` (joining.py).
     """
 
     request: Request

@@ -239,6 +239,15 @@ class TestTheBound:
         late, in_time = chat("late", -0.5, prompt=40), chat("a", 0.01105, output=3)
         assert ran(select([in_time], [late], [], moment(Policy(late=Late.DROP_LAST)))) == [("a", 1)]
 
+    @pytest.mark.parametrize(("late", "size"), [(Late.DECAY, 190), (Late.DROP_LAST, 400)])
+    def test_a_late_chat_binds_by_the_time_between_tokens_unless_the_late_are_dropped(
+        self, late: Late, size: int
+    ) -> None:
+        """Else one slow step leaves all chats unprotected, or a chat that is given up takes time of others."""
+        decodes = [chat("a", -0.5, output=3, slo=Slo(ttft_s=1.0, tbt_s=0.03))]
+        found = dict(ran(select(decodes, [document("d", prompt=400)], [], moment(Policy(late=late)))))
+        assert found["d"] == pytest.approx(size, abs=1)
+
 
 class TestUncertainPredictions:
     UNCERTAIN = replace(COST, uncertainty=dict.fromkeys(Kind, Uncertainty(0.5, 1.0)))

@@ -35,6 +35,14 @@ def test_a_text_that_does_not_fit_waits_for_the_next_step() -> None:
     assert ran(select([], prompts, [], moment())) == [("a", 300)]
 
 
+def test_a_text_that_exactly_fits_runs_beside_others() -> None:
+    """A budget of fewer tokens than are left does not keep a text out of the step that has places for all of it."""
+    prompts = [whole(chat("a", 0.9, prompt=300)), whole(chat("b", 0.95, prompt=212))]
+    at = moment(Policy(budget_pivots=0.1))
+    at.pivot = 4000  # a budget of 400 tokens
+    assert ran(select([], prompts, [], at)) == [("a", 300), ("b", 212)]
+
+
 def test_a_text_longer_than_any_step_runs_alone() -> None:
     prompts = [whole(chat("a", 0.9, prompt=700)), whole(chat("b", 0.95, prompt=40))]
     assert ran(select([], prompts[:1], [], moment())) == [("a", 700)]
