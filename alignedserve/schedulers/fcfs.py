@@ -50,6 +50,7 @@ def decodes_first(view: StepView) -> PlannedStep:
     """Fill a step with all decodes, and with chunks of prompts in the tokens that are left.
 
     Sarathi-Serve (§4.3, Algorithm 3): first all running decodes, then prompts that have begun, then new prompts.
+    vLLM V1: running requests first, then waiting ones, in the tokens of a step; the newest leaves, and is recomputed.
     DeepSpeed-FastGen (§3.B): long prompts are split and short prompts composed, to fill a fixed number of tokens.
     Orca (§4.1): requests join and leave between any two steps, and whole prompts run beside decodes. Only the last
     prompt of a step is cut. A prompt that may not be cut and does not fit becomes the first prompt of the next step.
