@@ -215,6 +215,14 @@ class TestLongest:
         assert leaves((), (longest, old, new), at) is old
         assert leaves((), (longest, new), at) is longest
 
+    @pytest.mark.parametrize(("prefix", "tag"), [(464, 1), (465, 0), (36, 1), (35, 0)])
+    def test_members_are_in_the_band_of_their_batch_and_what_it_may_have_grown(self, prefix: int, tag: int) -> None:
+        batch, member = RunningBatch(), document("member", 400)
+        batch.comes([100, 400])  # 300 tokens wide, and 64 by which members may have grown
+        batch.begins(1)
+        member.prefix, member.batch = (100 if prefix > 100 else 400), 1
+        assert batch.tag(prefix, [member]) == tag
+
 
 class TestSwapping:
     """ALISE's own rule (Algorithm 2): requests of lower levels leave for requests of higher ones."""

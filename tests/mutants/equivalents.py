@@ -8,6 +8,9 @@ from __future__ import annotations
 _PLAIN_SIZE = "the kernels of fewer vectors do the same work: only time differs"
 
 EQUIVALENT: dict[str, str] = {
+    "alignedserve/scheduling/orders.py | ByOwnPolicy.key | constant +1 | 1.0": (
+        "any number above 0 puts requests without an answer behind the others"
+    ),
     "alignedserve/forms/prefetch/buffers.py | Buffers._prefetch | argument strict left out | "
     "zip(message.entries, message.waits_s, strict=True)": (
         "an assertion: the sender makes both from the same requests"

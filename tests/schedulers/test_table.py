@@ -100,5 +100,16 @@ def test_a_step_counts_what_a_chunk_after_hidden_vectors_makes_again() -> None:
     assert (ran(plan), plan.shape.remade) == ([("p", 24)], 40)
 
 
+def test_mlfq_runs_prompts_by_what_they_were_served() -> None:
+    """A prompt that is recomputed after 40 tokens is in a lower level than a new one, which came later."""
+    at = moment(of_preset("mlfq", {}).policy)
+    served, new = document("served", 64), document("new", 64)
+    served.output.extend(range(40))
+    for prompt in (served, new):
+        prompt.kv = KvForm(tuple(range(8)))
+    plan = scheduler_of(at.policy, 8).plan(StepView((), [served, new], waits((), at), at, seating(0, at)))
+    assert [name for name, _ in ran(plan)] == ["new", "served"]
+
+
 def test_every_name_has_a_scheduler() -> None:
     assert set(SCHEDULERS) == set(SchedulerName)

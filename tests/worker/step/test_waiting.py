@@ -45,3 +45,13 @@ def test_a_prompt_that_waits_is_ranked_as_one_that_is_seated(
     waiting.refresh(NOW, TIMES, at.chunk)
     [[waits_at, _]], [[seated_at, _]] = waiting.in_order(NOW, TIMES.most_s), RankedRequests([prompt], at)
     assert waits_at == pytest.approx(seated_at)
+
+
+def test_what_a_prompt_fetches_counts_no_more_once_the_prompt_has_a_seat() -> None:
+    """The router hears how long copies take that wait: these would count twice, and for ever."""
+    prompt, waiting = document("fetched", 64), WaitingPrompts(Policy())
+    prompt.fetched_to = 48
+    waiting.add(prompt)
+    assert [*waiting.fetched] == [prompt]
+    waiting.remove(prompt)
+    assert not waiting.fetched
