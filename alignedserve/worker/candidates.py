@@ -40,7 +40,7 @@ class Candidates:
     """The requests in State.CANDIDATE, there in the order of joining: candidate requests, then the batch."""
 
     def __init__(self, here: Requests) -> None:
-        self._here = here
+        self._here, self._all = here, here.among(State.CANDIDATE)
         self.peers: dict[str, Member] = {}  # name -> worker that KV goes to and from directly
         self.arranged_in = -1  # the step in which the candidate requests were last put in order
         self.unwanted: list[tuple[str, Attempt]] = []  # (partner, attempt): KV that the partner need not hold any more
@@ -48,11 +48,11 @@ class Candidates:
         self._numbers: Counter[str] = Counter()  # holder of a source -> number of the newest transfer
 
     def __len__(self) -> int:
-        return len(self._here.among(State.CANDIDATE))
+        return len(self._all)
 
     @property
     def waiting(self) -> list[JoinCandidate]:
-        return [of.candidate for of in self._here.among(State.CANDIDATE) if of.candidate is not None]
+        return [of.candidate for of in self._all if of.candidate is not None]
 
     @property
     def requests(self) -> list[JoinCandidate]:
@@ -65,6 +65,8 @@ class Candidates:
 
     def first(self, now: float) -> JoinCandidate | None:
         """Return the candidate that joins next: others overtake candidates that wait for a compiled syntax."""
+        if not self._all:  # mostly
+            return None
         ready = [candidate for candidate in self.waiting if not candidate.awaits_syntax]
         request = next((candidate for candidate in ready if not candidate.batch), None)
         member = next((candidate for candidate in ready if candidate.batch), None)
@@ -93,8 +95,7 @@ class Candidates:
 
     def arrange(self, step: int, as_they_join: Callable[[list[JoinCandidate]], Iterable[JoinCandidate]]) -> None:
         """Put the candidate requests that are not pinned in this order, once a step."""
-        requests = self.requests
-        if self.arranged_in != step and len(requests) > 1:
+        if self.arranged_in != step and len(self._all) > 1 and len(requests := self.requests) > 1:
             pinned = sum(request.is_pinned for request in requests)
             self._put([*requests[:pinned], *as_they_join(requests[pinned:]), *self.batch])
         self.arranged_in = step

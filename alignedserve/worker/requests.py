@@ -45,7 +45,8 @@ class Requests:
         others = (state for state in State if state is not State.WAITING and state not in self._named)
         self._others = {state: OrderedDict[WorkerRequest, None]() for state in others}
         self._by_name: dict[str, list[WorkerRequest]] = {}  # all that are not gone
-        self._seated = [self.among(state) for state in _SEATED]
+        self._seated = [self.among(state) for state in (*_SEATED, State.DEPARTING)]
+        self._abandoned = self.among(State.ABANDONED)
         self.copy_numbers = count(1)  # of copies from the pool
         self.copies: dict[int, WorkerRequest] = {}  # under way to blocks of these requests
         self.from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when the pool was lost
@@ -138,9 +139,8 @@ class Requests:
     @property
     def num_seated(self) -> int:
         """Return how many requests have a seat, also departing requests, which may have to stay."""
-        unwanted = [running.departure for running in self.among(State.ABANDONED)]  # few, and read for a moment more
-        departing = len(self.among(State.DEPARTING)) + sum(of is not None and of.number is not None for of in unwanted)
-        return sum(map(len, self._seated)) + departing
+        unwanted = [running.departure for running in self._abandoned]  # few, and read for a moment more
+        return sum(map(len, self._seated)) + sum(of is not None and of.number is not None for of in unwanted)
 
     @property
     def num_fetching(self) -> int:

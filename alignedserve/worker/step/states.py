@@ -33,6 +33,8 @@ class State(Enum):
     ABANDONED = "abandoned"  # not wanted any more, but a copy or a transfer still uses the blocks
     GONE = "gone"  # ended, handed on or dropped: nothing is left here
 
+    __hash__ = object.__hash__  # Enum's own is in Python, and dozens are asked for in each step
+
 
 _GONE = {State.GONE: "cancelled"}
 
