@@ -144,6 +144,23 @@ class TestTheBound:
         found = select([*documents, chat("a", 0.03, output=3)], [chat("new", 0.5, prompt=400)], [], moment())
         assert ran(found) == [("a", 1), ("new", pytest.approx(190, abs=1))]
 
+    @pytest.mark.parametrize("is_seated", [True, False])
+    def test_decodes_of_documents_take_no_places_of_an_urgent_prompt(self, is_seated: bool) -> None:
+        decodes, urgent = [document(f"d{number}", output=3) for number in range(10)], document("u", 5, jct_s=0.1)
+        seated, waiting = ([urgent], []) if is_seated else ([], [urgent])
+        found = select(decodes, seated, waiting, moment(room=10), free=10)
+        assert ran(found)[-1] == ("u", 5)
+        assert len(found.decodes) == 5
+
+    @pytest.mark.parametrize(("form", "size"), [("", 340), ("hidden", 400)])
+    def test_a_decode_that_is_late_even_alone_as_its_kv_is_made_again_does_not_bind(self, form: str, size: int) -> None:
+        """Alone it takes 11 ms, and as hidden vectors 66 ms more."""
+        remaking = CostModel({kind: replace(of, remade=1e-3) for kind, of in COST.coefficients.items()})
+        decode = chat("a", 0.045, output=3)
+        decode.kv = KvForm((0,), form=form)
+        found = dict(ran(select([decode], [document("d", prompt=400)], [], replace(moment(), cost=remaking))))
+        assert found["d"] == pytest.approx(size, abs=1)
+
     def test_slow_steps_lately_do_not_leave_a_chat_unprotected(self) -> None:
         """The time of the chat's own prompt decides whether it can be in time, not recent steps full of documents."""
         at = replace(moment(), times=StepTimes(mean_s=0.31, most_s=0.31))
@@ -362,6 +379,14 @@ class TestTheOrder:
         prompts = [chat("late", -0.5, prompt=10), chat("b", 0.9, prompt=10)]
         at = moment(Policy(late=Late.DROP_LAST), room=10)
         assert ran(select([], prompts, [], at)) == [("b", 10)]
+
+    @pytest.mark.parametrize(("jct_s", "expected"), [(0.1, [("w", 40), ("s", 40)]), (1000.0, [("s", 40)])])
+    def test_accelgen_has_two_long_prompts_only_where_one_is_urgent(
+        self, jct_s: float, expected: list[tuple[str, int]]
+    ) -> None:
+        at = moment(Policy(SchedulerName.ACCELGEN, long_prompt=30))
+        found = select([], [document("s", 40)], [document("w", 40, jct_s=jct_s)], at, free=10)
+        assert ran(found) == expected
 
     def test_first_come_first_served_asks_nothing_else(self) -> None:
         prompts = [document("be", prompt=300), chat("urgent", 0.03, prompt=300)]
