@@ -396,6 +396,19 @@ class TestPagesAtHand:
         worker.works()
         assert len(worker.heard(AskPages)) == 1
 
+    def test_none_are_asked_for_what_a_request_has_dropped_behind_its_windows(self) -> None:
+        worker = Engine(decode_core(WorkerSetup(replace(LIMITS, num_blocks=40, reach=8), GROWING, root=ROOT)))
+        worker.hears(MemberJoined(POOL_MEMBER))
+        worker.hears(said("pool-0", Batch((entry(replace(A, max_tokens=60), 1, 2),))))
+        answered = 0
+        while worker.work:
+            for ask in (asked := worker.heard(AskPages))[answered:]:
+                assert isinstance(ask, AskPages)
+                worker.hears(said("pool-0", LeasePages((20 + answered,), ask.number)))
+            answered = len(asked)
+            worker.works()
+        assert worker.core.leased_pages == (20, 21)
+
     def test_an_ask_or_an_answer_that_was_lost_is_said_again(self) -> None:
         core = decode_core(WorkerSetup(TIGHT, GROWING, root=ROOT))
         worker = Engine(core)
