@@ -40,6 +40,13 @@ def test_a_heavier_key_may_hold_more() -> None:
     assert (fill(bound, ann), fill(bound, bob)) == (71, 23)
 
 
+def test_a_key_at_its_brim_may_hold_less_while_others_hold_much() -> None:
+    bound, ann, bob = SharedBound(), key("ann"), key("bob")
+    assert (fill(bound, ann), fill(bound, bob)) == (60, 30)
+    assert bound.take(ann, -10, MOST)
+    assert not bound.take(ann, 1, MOST)
+
+
 def test_who_is_alone_on_the_server_may_hold_all() -> None:
     assert fill(SharedBound(), ANONYMOUS) == MOST
 

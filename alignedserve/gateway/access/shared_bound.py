@@ -21,11 +21,12 @@ class SharedBound:
         self._weights: dict[str, int] = {}  # of callers that hold some
 
     def take(self, caller: Caller, amount: int, most: int) -> bool:
-        """Hold this amount more for the caller, of `most` for all; return whether that leaves others enough."""
+        """Hold this amount more for the caller, of `most` for all; return whether that leaves others enough. Less than
+        was held is never refused."""
         free, own = most - self._held.total() - amount, self._held[caller.id] + amount
         weights = self._weights | {caller.id: caller.weight}
         times = max(1.0, caller.weight * len(weights) / sum(weights.values()))
-        if amount and (free < 0 or (own > times * free and caller is not ANONYMOUS)):
+        if amount > 0 and (free < 0 or (own > times * free and caller is not ANONYMOUS)):
             return False
         self._held[caller.id], self._weights = own, weights
         return True
