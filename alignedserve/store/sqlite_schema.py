@@ -45,9 +45,10 @@ MIGRATIONS = (
     "ALTER TABLE counts ADD COLUMN reasoning_tokens INTEGER NOT NULL DEFAULT 0;",
     "ALTER TABLE lease ADD COLUMN model TEXT;",
     "ALTER TABLE lease ADD COLUMN keys TEXT NOT NULL DEFAULT '';",
-    """
-    ALTER TABLE counts ADD COLUMN device_us INTEGER NOT NULL DEFAULT 0;
-    ALTER TABLE counts ADD COLUMN millijoules INTEGER NOT NULL DEFAULT 0;
-    ALTER TABLE counts ADD COLUMN modelled_mj INTEGER NOT NULL DEFAULT 0;
-    """,
 )
+# A table that came without a step: the version before opens a file that has it, and leaves it alone.
+COSTS = """
+    CREATE TABLE IF NOT EXISTS costs (
+        job TEXT PRIMARY KEY, device_us INTEGER NOT NULL, millijoules INTEGER NOT NULL, modelled_mj INTEGER NOT NULL)
+        WITHOUT ROWID
+"""

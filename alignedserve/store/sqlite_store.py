@@ -24,7 +24,7 @@ import msgspec
 from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull
 from alignedserve.store.job import Forecast, Job, LineCounts, LineResult
 from alignedserve.store.response import StoredResponse
-from alignedserve.store.sqlite_schema import MIGRATIONS
+from alignedserve.store.sqlite_schema import COSTS, MIGRATIONS
 from alignedserve.store.store import (
     MOST_TOGETHER,
     Holder,
@@ -45,7 +45,8 @@ ANSWER_S = 30.0  # for any use, with what waits before it: a disk may hang
 LOG_PAGES = 1000  # after which a commit copies the log into the file: SQLite's own default
 _AGAIN_S = 0.01  # between two tries to open a file that another process is opening
 ROWS = 100  # results that are read together
-_COUNTS = tuple(asdict(LineCounts()))  # columns of line counts
+_SUMS = tuple(asdict(LineCounts()))
+_SUMS_OF = {"counts": _SUMS[:-3], "costs": _SUMS[-3:]}  # table -> its columns
 T = TypeVar("T")
 
 
@@ -174,7 +175,8 @@ class SqliteStore:
                 self._insert_file(file)
             if not saved.is_open:
                 self._execute("DELETE FROM results WHERE job = ?", job.id)
-                self._execute("DELETE FROM counts WHERE job = ?", job.id)
+                for table in _SUMS_OF:
+                    self._execute(f"DELETE FROM {table} WHERE job = ?", job.id)
 
         await self._write(save)
         return saved
@@ -186,11 +188,12 @@ class SqliteStore:
             self._check_fence(fence)
             sql = "INSERT OR IGNORE INTO results (job, line, record) VALUES (?, ?, ?)"
             new = [result for result in results if self._execute(sql, job, result.line, _text(result)).rowcount]
-            counts = sum((result.counts for result in new), LineCounts())
-            sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTS)
-            columns, marks = ", ".join(("job", *_COUNTS)), ", ".join("?" * (1 + len(_COUNTS)))
-            sql = f"INSERT INTO counts ({columns}) VALUES ({marks}) ON CONFLICT (job) DO UPDATE SET {sums}"
-            self._execute(sql, job, *asdict(counts).values())
+            counts = asdict(sum((result.counts for result in new), LineCounts()))
+            for table, names in _SUMS_OF.items():
+                sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in names)
+                columns, marks = ", ".join(("job", *names)), ", ".join("?" * (1 + len(names)))
+                sql = f"INSERT INTO {table} ({columns}) VALUES ({marks}) ON CONFLICT (job) DO UPDATE SET {sums}"
+                self._execute(sql, job, *(counts[name] for name in names))
             return len(new)
 
         return await self._write(add)
@@ -217,8 +220,11 @@ class SqliteStore:
         return frozenset(row[0] for row in await self._all("SELECT line FROM results WHERE job = ?", job))
 
     async def counts(self, job: str) -> LineCounts:
-        row = await self._first(f"SELECT {', '.join(_COUNTS)} FROM counts WHERE job = ?", job)
-        return LineCounts() if row is None else LineCounts(*row)
+        sums = dict[str, int]()
+        for table, names in _SUMS_OF.items():  # costs are missing where a version before has written all results
+            row = await self._first(f"SELECT {', '.join(names)} FROM {table} WHERE job = ?", job)
+            sums |= zip(names, row or (0,) * len(names), strict=True)
+        return LineCounts(**sums)
 
     async def set_forecasts(self, forecasts: Mapping[str, Forecast]) -> None:
         def update() -> None:
@@ -324,6 +330,7 @@ class SqliteStore:
             for script in self._migrations[found:]:
                 for statement in filter(str.strip, script.split(";")):
                     self._execute(statement)
+            self._execute(COSTS)
             self._execute(f"PRAGMA user_version = {known}")
 
     @contextmanager
