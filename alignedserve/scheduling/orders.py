@@ -56,7 +56,7 @@ class ByArrival(Ordering):
 
 
 class ByPromises(Ordering):
-    """By slack: the time to the due less all the work before it (BROS §4.1)."""
+    """By slack: the time until the due, less the time of the work that is left (BROS §4.1)."""
 
     goes_by_promises = True
 
@@ -103,7 +103,7 @@ class ByKey(Ordering, ABC):
 
 
 class ByRemaining(ByKey):
-    """By the tokens still to run, with the output as long as expected."""
+    """By the tokens that are left to run, if the output becomes as long as expected."""
 
     def key(self, standing: Standing) -> tuple[float, ...]:
         return (standing.remaining,)

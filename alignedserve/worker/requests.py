@@ -116,7 +116,7 @@ class Requests:
         return self.of(State.PROMPT, State.FETCHING)
 
     def occupants(self) -> list[WorkerRequest]:
-        """Return the requests with blocks, but for unwanted requests to which pages of the pool are still copied."""
+        """Return the requests with blocks. Unwanted requests count only where no page is copied to their blocks."""
         copied = self.copies.values()
         return [*self.of(*OCCUPYING), *(running for running in self.among(State.ABANDONED) if running not in copied)]
 

@@ -202,8 +202,9 @@ def test_a_document_does_not_wait_for_anothers_flood_of_shorter_ones() -> None:
 def test_callers_are_served_as_many_tokens_whatever_the_lengths_of_their_documents(
     weight: int, prompt: int, tokens: int
 ) -> None:
-    """By seats alone, a caller of short outputs has more prompts in the steps; and documents that end together leave
-    all seats to the shortest. Counts differ by what all seats hold, since these may come free at once."""
+    """If seats alone were shared, a caller with short outputs would have more prompts in the steps, and after documents
+    that end together the shortest would get all seats. Counts differ by what all seats hold: all may come free at once.
+    """
     device = Device(DEFAULT, replace(ROOMY, max_batch=8))
     device.ask(*documents("ann", 200, weight=weight, tokens=40), *documents("bob", 1_500, prompt, tokens=tokens))
     for _ in range(400):

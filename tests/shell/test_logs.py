@@ -112,7 +112,7 @@ def test_an_error_is_told_by_its_place_and_not_by_its_words(format: LogFormat) -
 
 
 class _Group(Exception):
-    """As ExceptionGroup, which Python 3.10 lacks."""
+    """Stands for ExceptionGroup, which Python 3.10 does not have."""
 
     exceptions = (LookupError("zebra"), OSError(2, "zebra"))
 

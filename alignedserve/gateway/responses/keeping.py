@@ -156,7 +156,7 @@ _ITEM_ID = msgspec.json.Decoder(_KeptItemId)
 
 
 def kept_id(item: msgspec.Raw) -> str:
-    """Return the id of a kept item, of which nothing else is decoded."""
+    """Return the id of a kept item, and decode nothing else."""
     return _ITEM_ID.decode(item).id
 
 
