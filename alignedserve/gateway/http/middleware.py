@@ -111,7 +111,8 @@ class RequestMiddleware:
                 if record.error is not None:
                     self._metrics.count_http_error(record.error)
                 routes = (route for route in scope["app"].routes if route.matches(scope)[0] is not Match.NONE)
-                record.route = next((route.path for route in routes), None)
+                route = scope.get("route") or next(routes, None)  # a refused request has come to no route yet
+                record.route = getattr(route, "path", None)
                 record.log(self._now())
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, record: HttpRecord, headers: Headers) -> None:
