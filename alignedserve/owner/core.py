@@ -16,6 +16,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from alignedserve.core import SUSPECT_DEATHS, FinishReason, Rejection, Request, Role, Sketch
 from alignedserve.owner.accounts import Account, SettlingAccounts
 from alignedserve.owner.explaining import Explanations
@@ -290,8 +292,8 @@ class OwnerCore:
     def _hear_doubt(self, opened: OwnedRequest, sender: str, output: Output, now: float) -> list[Command]:
         """Start the next attempt, after the tokens that came before; the second time, end with an error."""
         if opened.has_doubted:
-            return self._arrived(sender, (output._replace(finish=FinishReason.ERROR),), now)
-        commands = self._arrived(sender, (output._replace(finish=None),), now)
+            return self._arrived(sender, (structs.replace(output, finish=FinishReason.ERROR),), now)
+        commands = self._arrived(sender, (structs.replace(output, finish=None),), now)
         if len(opened.output) < output.index + len(output.tokens):
             return commands  # earlier tokens are missing: the output comes again
         opened.has_doubted = True

@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from msgspec import Struct
+
 from alignedserve.core import (
     Entry,
     Estimate,
@@ -230,12 +232,12 @@ class Expect:
     estimate: Estimate
 
 
-class Output(NamedTuple):  # made for each token; see wire.py
+class Output(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):  # made for each token
     """Some tokens of one request, the first at `index` of the whole output."""
 
     request: str
     attempt: int
-    index: int  # of all tuples it hides a method
+    index: int
     tokens: tuple[int, ...]
     finish: FinishReason | None
     logprobs: tuple[Logprob, ...] = ()  # of each token, where asked for

@@ -10,8 +10,8 @@ same fields that msgspec writes as an array:
 
     message ── convert ──▶ twin ── encode ──▶ frame ── decode ──▶ twin ── convert, __post_init__ ──▶ message
 
-A step's outputs are the most frequent frame, and `Tokens` with all that is in it are named tuples: no twin, no
-conversion, and nothing is checked before it is sent.
+A step's outputs are the most frequent frame, and `Tokens` with all that is in it are named tuples and structs: no twin,
+no conversion, and nothing is checked before it is sent.
 
 A process of the version before may be at the other end. So a dataclass may get new last fields that have defaults and
 that the receiver may overlook: last fields that are missing have their defaults, and what follows the last field that

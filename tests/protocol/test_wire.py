@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from msgspec import msgpack
+from msgspec import Struct, msgpack
 
 from alignedserve.core import (
     Choice,
@@ -93,7 +93,7 @@ quick = settings(deadline=None, max_examples=examples(25), suppress_health_check
 
 
 def is_record(kind: Any) -> bool:
-    return is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, tuple))
+    return is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, (tuple, Struct)))
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:

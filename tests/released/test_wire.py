@@ -13,7 +13,7 @@ from tests.released.wire import KINDS, Wire, described, is_enum, read
 from tests.released.write import WIRE
 
 LAST = Wire(**json.loads(WIRE.read_text(encoding="utf-8")))
-TUPLES = ("Tokens", "Output", "Logprob", "Opening")  # named tuples, which may have no more fields
+TUPLES = ("Tokens", "Output", "Logprob", "Opening")  # not dataclasses: these may have no more fields
 TO_DO = (
     "the last released version would misread these, or be misread. Give a dataclass new last fields with defaults that "
     "a receiver may overlook; or raise VERSION in alignedserve/protocol/wire.py, once per "

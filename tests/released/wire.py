@@ -72,7 +72,7 @@ def example(hint: Any, numbers: Iterator[int] | None = None) -> Any:
     simple = {int: number, float: number / 1024, str: f"text {number}", bool: True, bytes: bytes([number % 256])}
     if hint in simple:
         return simple[hint]
-    if is_dataclass(hint) or (isinstance(hint, type) and issubclass(hint, tuple)):
+    if is_dataclass(hint) or (isinstance(hint, type) and issubclass(hint, (tuple, msgspec.Struct))):
         values = {name: example(inner, numbers) for name, inner in typing.get_type_hints(hint).items()}
         return hint(**values | ({"syntax": ""} if hint is Sampling else {}))  # it has a grammar, or a syntax
     if isinstance(hint, type) and issubclass(hint, Enum):
@@ -106,7 +106,7 @@ def _fields_of(kind: type) -> list[str]:
 def _types_in(hint: Any) -> list[type]:
     if args := typing.get_args(hint):
         return [inner for arg in args for inner in _types_in(arg)]
-    is_ours = is_dataclass(hint) or (isinstance(hint, type) and issubclass(hint, (Enum, tuple)))
+    is_ours = is_dataclass(hint) or (isinstance(hint, type) and issubclass(hint, (Enum, tuple, msgspec.Struct)))
     return [hint] if is_ours and isinstance(hint, type) else []
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from msgspec import structs
 
 from alignedserve.kvpool.memory.pages import Pages
 from alignedserve.kvpool.state import PoolCore
@@ -40,7 +41,7 @@ def duplicated_token(patch: pytest.MonkeyPatch) -> None:
     def one_less(owner: OwnerCore, output: Output) -> Output:
         owned = owner._open.get(output.request)
         if owned is not None and 0 < len(owned.output) - output.index <= len(output.tokens):
-            return output._replace(index=output.index + 1)
+            return structs.replace(output, index=output.index + 1)
         return output
 
     def arrived_again(owner: OwnerCore, sender: str, outputs: Iterable[Output], now: float) -> list[Command]:
