@@ -218,7 +218,7 @@ def test_the_engine_refuses_what_is_not_folded_so(folders: dict[str, Path], drop
     good = Decode("r", 5, 60, KvForm(tuple(range(20)), 24), Sampling(), 3)
     engine.step(StepPlan(1, decodes=(good,)))
     with pytest.raises(PlanError, match=why):
-        engine.step(StepPlan(2, decodes=(replace(good, kv=good.kv._replace(dropped=dropped)),)))
+        engine.step(StepPlan(2, decodes=(replace(good, kv=replace(good.kv, dropped=dropped)),)))
 
 
 def test_the_engine_refuses_a_fold_of_other_blocks(folders: dict[str, Path]) -> None:

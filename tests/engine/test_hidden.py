@@ -142,7 +142,7 @@ def test_a_place_that_cannot_be(change: dict[str, Any], message: str, folder_of:
     live = start(driver)
     before, decode = driver.engine.cache.clone(), live.decode()
     with pytest.raises(PlanError, match=message):
-        driver.engine.step(StepPlan(9, decodes=(replace(decode, kv=decode.kv._replace(**change)),)))
+        driver.engine.step(StepPlan(9, decodes=(replace(decode, kv=replace(decode.kv, **change)),)))
     assert torch.equal(driver.engine.cache.nan_to_num(-1), before.nan_to_num(-1))
 
 

@@ -7,7 +7,7 @@ memory.py, windows.py, device_pages.py, and what a step takes by seating.py; or 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from alignedserve.core import NO_KV, Fold, KvForm
@@ -60,13 +60,13 @@ def keep_as(owner: BlockOwner, kv: KvForm) -> None:
 
 def add_blocks(running: WorkerRequest, blocks: tuple[int, ...]) -> None:
     """Give a request more blocks, in the form of its KV."""
-    keep_as(running, running.kv._replace(blocks=running.kv.blocks + blocks))
+    keep_as(running, replace(running.kv, blocks=running.kv.blocks + blocks))
 
 
 def take_blocks(running: WorkerRequest) -> tuple[int, ...]:
     """Take all blocks from a request, which may get others; return the taken blocks."""
     blocks = running.kv.blocks
-    keep_as(running, running.kv._replace(blocks=()))
+    keep_as(running, replace(running.kv, blocks=()))
     return blocks
 
 
@@ -80,7 +80,7 @@ def drop_beginning(running: WorkerRequest, tokens: int, block_size: int) -> tupl
     """Take from a request the blocks of the first tokens, which no layer reads any more; return these blocks."""
     count = (tokens - running.kv.dropped) // block_size
     lost = running.kv.blocks[:count]
-    keep_as(running, running.kv._replace(blocks=running.kv.blocks[count:], dropped=tokens))
+    keep_as(running, replace(running.kv, blocks=running.kv.blocks[count:], dropped=tokens))
     return lost
 
 
@@ -94,7 +94,7 @@ def fold_blocks(running: WorkerRequest, into: tuple[int, ...], fold: Fold, block
     kv = running.kv
     at, folded = num_folded(kv, block_size), kv.folded + block_size * fold.blocks
     blocks = (*kv.blocks[:at], *into, *kv.blocks[at + fold.blocks :])
-    keep_as(running, kv._replace(blocks=blocks, dropped=fold.spared(folded), folded=folded))
+    keep_as(running, replace(kv, blocks=blocks, dropped=fold.spared(folded), folded=folded))
 
 
 def blocks_in_place(kv: KvForm, block_size: int) -> tuple[int, ...]:
