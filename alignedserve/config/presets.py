@@ -116,30 +116,40 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         ),
         "vllm-fcfs": Preset(
             "vLLM without chunked prefill (its V0): whole prompts alone whenever one fits, else decodes",
-            {**_FCFS, **_GROWING, **_RECOMPUTES, "schedule.chunking": "none", "engine.max_step_tokens": 8192},
+            {**_FCFS, **_GROWING, **_RECOMPUTES, "schedule.scheduler": "vllm_v0", "schedule.chunking": "none"}
+            | {"engine.max_step_tokens": 8192},
             source="PagedAttention §4.5; vLLM V0",
         ),
         "vllm-chunked": Preset(
             "vLLM with chunked prefill (its V1): decodes, then chunks up to 2,048 tokens; recomputes the newest",
-            {**_FCFS, **_GROWING, **_RECOMPUTES, "engine.max_step_tokens": 2048},
+            {**_FCFS, **_GROWING, **_RECOMPUTES, "schedule.scheduler": "vllm_v1", "engine.max_step_tokens": 2048},
             source="vLLM V1",
         ),
         # 8 in a step, and 8K, as in BROS §7; the budget is so large that no prompt is cut.
         "orca": Preset(
             "Orca: by arrival, 8 in a step, whole prompts beside decodes; memory for 8,192 tokens each",
-            {**_FCFS, **_NEW, **_ORCA_MEMORY, "engine.max_batch": 8, "engine.max_step_tokens": 8192},
+            {**_FCFS, **_NEW, **_ORCA_MEMORY, "schedule.scheduler": "orca"}
+            | {"engine.max_batch": 8, "engine.max_step_tokens": 8192},
             source="Orca §4.1, §4.2",
             differs="8,192 tokens are reserved for each request, or all of a smaller device",
         ),
         "sarathi": Preset(
             "Sarathi-Serve: decodes, running chunks, then new ones, in fixed 512 tokens; several long prompts at once",
-            {**_FCFS, **_GROWING, **_RECOMPUTES, **_NEW, "engine.max_step_tokens": 512},
+            {
+                **_FCFS,
+                **_GROWING,
+                **_RECOMPUTES,
+                **_NEW,
+                "schedule.scheduler": "sarathi",
+                "engine.max_step_tokens": 512,
+            },
             source="Sarathi-Serve §4.3",
             differs="its budget is 512; how it is found (by profiling, for each TBT) is missing",
         ),
         "fastgen": Preset(
             "DeepSpeed-FastGen: the same 512 tokens filled by splitting and composing prompts; memory chunk by chunk",
-            {**_FCFS, **_RECOMPUTES, **_NEW, "schedule.room": "chunks", "engine.max_step_tokens": 512},
+            {**_FCFS, **_RECOMPUTES, **_NEW, "schedule.scheduler": "fastgen", "schedule.room": "chunks"}
+            | {"engine.max_step_tokens": 512},
             source="DeepSpeed-FastGen §3",
             differs="it recomputes where its paper admits no request",
         ),
@@ -157,7 +167,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         # prefill workers keep it until then.
         "distserve": Preset(
             "DistServe: prompts and decodes on workers of their own, each by arrival; KV is pulled by those with room",
-            {**_FCFS, **_GROWING, **_NEW, "schedule.chunking": "none", "engine.max_step_tokens": 8192}
+            {**_FCFS, **_GROWING, **_NEW, "schedule.scheduler": "distserve", "schedule.chunking": "none"}
+            | {"engine.max_step_tokens": 8192}
             | {"schedule.handoff": "device", "schedule.prefetch": False}
             | {"topology": "1+1", "transport": "collective"},
             source="DistServe §4.3",

@@ -9,7 +9,7 @@ bros.py         BROS: the default's rules, with chats by the slack of all their 
 accelgen.py     AccelGen by its own formulas.
 in_order.py     By a fixed order within the time of a step.
 alise.py        ALISE: by predicted levels; requests of lower levels are swapped out.
-fcfs.py         First come, first served: Orca, vLLM, Sarathi-Serve, FastGen; AlignedServe's paper.
+fcfs.py         First come, first served: Orca, vLLM, Sarathi-Serve, FastGen, DistServe; AlignedServe's paper.
 tgi.py          Text Generation Inference: prompts interrupt decodes once enough prompts wait.
 round_robin.py  Chats and documents in alternate steps, which BROS compares with.
 fastserve.py    By levels of service, without predictions: MLFQ, and FastServe.

@@ -14,7 +14,18 @@ from alignedserve.schedulers.best_fit import BestFit
 from alignedserve.schedulers.bros import Bros
 from alignedserve.schedulers.custom import CustomChoice
 from alignedserve.schedulers.fastserve import FastServe, Mlfq
-from alignedserve.schedulers.fcfs import FirstCome, LongestLeaves, LongestLeavesInOrder
+from alignedserve.schedulers.fcfs import (
+    AlignedServePaper,
+    DecodesFirst,
+    DistServe,
+    FastGen,
+    FirstCome,
+    Orca,
+    Sarathi,
+    VllmV0,
+    VllmV1,
+    by_arrival,
+)
 from alignedserve.schedulers.in_order import InOrder
 from alignedserve.schedulers.round_robin import RoundRobin
 from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
@@ -32,8 +43,14 @@ SCHEDULERS: Mapping[SchedulerName, type[Scheduler]] = MappingProxyType(
         SchedulerName.ACCELGEN: AccelGen,
         SchedulerName.ACCELGEN_NO_BATCH: AccelGenNoBatch,
         SchedulerName.ACCELGEN_NO_ORDER: AccelGenNoOrder,
-        SchedulerName.FCFS: FirstCome,
-        SchedulerName.LONGEST: LongestLeaves,
+        SchedulerName.FCFS: DecodesFirst,
+        SchedulerName.VLLM_V0: VllmV0,
+        SchedulerName.VLLM_V1: VllmV1,
+        SchedulerName.ORCA: Orca,
+        SchedulerName.SARATHI: Sarathi,
+        SchedulerName.FASTGEN: FastGen,
+        SchedulerName.DISTSERVE: DistServe,
+        SchedulerName.LONGEST: AlignedServePaper,
         SchedulerName.ROUND_ROBIN: RoundRobin,
         SchedulerName.MLFQ: Mlfq,
         SchedulerName.FASTSERVE: FastServe,
@@ -46,14 +63,14 @@ SCHEDULERS: Mapping[SchedulerName, type[Scheduler]] = MappingProxyType(
 def scheduler_of(policy: Policy, most: int = NO_LIMIT) -> Scheduler:
     """Return a new scheduler for the policy, with `most` requests in a step.
 
-    Without a limit it is for a prefill worker, on which prompts do not take turns."""
+    Without a limit it is for a prefill worker, on which prompts do not take turns. Where settings ask for another rule
+    by arrival than the system's (`--preset sarathi --set schedule.chunking=none`), that rule plans."""
     kind = SCHEDULERS[policy.scheduler]
-    if most == NO_LIMIT and issubclass(kind, FirstCome):
-        kind = FirstCome
-    if policy.own.decides(PolicyKind.ORDER) or (kind is FirstCome and not policy.is_plain):
+    if policy.own.decides(PolicyKind.ORDER):
         kind = InOrder
-    elif kind is LongestLeaves and not policy.is_plain:
-        kind = LongestLeavesInOrder
+    elif not policy.rules.fills and (most == NO_LIMIT or not issubclass(kind, FirstCome)):
+        rule = by_arrival(policy)
+        kind = kind if issubclass(kind, rule) else rule
     scheduler = kind(policy, most)
     if policy.chunking is Chunking.NONE and not scheduler.seats_by_arrival:
         scheduler = WholePrompts(scheduler)

@@ -31,6 +31,12 @@ class SchedulerName(str, Enum):
     ACCELGEN_NO_BATCH = "accelgen_no_batch"  # the same, strictly by slack (AccelGen §6.3, /Batch)
     ACCELGEN_NO_ORDER = "accelgen_no_order"  # the same as ACCELGEN, by arrival (AccelGen §6.3, /Order)
     FCFS = "fcfs"  # by arrival; the newest request leaves where memory is short
+    VLLM_V0 = "vllm_v0"  # the same: whole prompts alone whenever one fits, else decodes
+    VLLM_V1 = "vllm_v1"  # the same: decodes, then chunks of prompts
+    ORCA = "orca"  # the same: whole prompts beside decodes
+    SARATHI = "sarathi"  # the same: decodes, then chunks of prompts that have begun, then of new ones
+    FASTGEN = "fastgen"  # the same: prompts split and composed, with memory chunk by chunk
+    DISTSERVE = "distserve"  # the same: on prefill workers and decode workers apart
     LONGEST = "longest"  # by arrival; the longest request of the old batch leaves (AlignedServe §3.4)
     ROUND_ROBIN = "round_robin"  # chats and documents in alternate steps, each by arrival
     MLFQ = "mlfq"  # by five levels of service; the request that was served most leaves
@@ -112,6 +118,12 @@ RULES: dict[SchedulerName, SchedulerRules] = {
     SchedulerName.ACCELGEN_NO_BATCH: SchedulerRules(orders.BY_ACCELGEN),
     SchedulerName.ACCELGEN_NO_ORDER: SchedulerRules(),
     SchedulerName.FCFS: _FCFS,
+    SchedulerName.VLLM_V0: _FCFS,
+    SchedulerName.VLLM_V1: _FCFS,
+    SchedulerName.ORCA: _FCFS,
+    SchedulerName.SARATHI: _FCFS,
+    SchedulerName.FASTGEN: _FCFS,
+    SchedulerName.DISTSERVE: _FCFS,
     SchedulerName.LONGEST: _FCFS,
     SchedulerName.ROUND_ROBIN: _TURNS,
     SchedulerName.MLFQ: _TURNS,

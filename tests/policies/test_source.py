@@ -78,7 +78,7 @@ def test_an_order_goes_with_what_goes_by_an_order() -> None:
     source = PolicySource("newest.py", ORDER)
     assert not of_preset("aligned", {"schedule.policy": source}).policy.ordering.is_by_arrival
     with pytest.raises(
-        ConfigError, match="a policy for order goes not with scheduler fcfs: set scheduler to aligned or bros or"
+        ConfigError, match="a policy for order goes not with scheduler vllm_v1: set scheduler to aligned or bros or"
     ):
         of_preset("vllm-chunked", {"schedule.policy": source})
 

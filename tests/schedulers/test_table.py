@@ -9,9 +9,11 @@ import pytest
 from alignedserve.config.config import of_preset
 from alignedserve.core import KvForm
 from alignedserve.schedulers.alise import Alise
+from alignedserve.schedulers.fcfs import AlignedServePaper, DecodesFirst, PromptsFirst
+from alignedserve.schedulers.in_order import InOrder
 from alignedserve.schedulers.table import SCHEDULERS, scheduler_of
 from alignedserve.schedulers.wrapping import WholePrompts
-from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
+from alignedserve.scheduling.policy import RULES, Chunking, Policy, Room, SchedulerName
 from alignedserve.worker.step.view import StepView
 from tests.worker.step.test_selection import chat, document, moment, ran, seating, waits
 
@@ -30,8 +32,14 @@ ROUND = Policy(SchedulerName.ROUND_ROBIN, chunking=Chunking.FIXED)
         ("alise", "Alise"),
         ("alise-defer", "Alise"),
         ("aligned-no-order", "InOrder"),
-        ("sarathi", "FirstCome"),
-        ("alignedserve-paper", "LongestLeaves"),
+        ("fcfs", "DecodesFirst"),
+        ("vllm-fcfs", "VllmV0"),
+        ("vllm-chunked", "VllmV1"),
+        ("orca", "Orca"),
+        ("sarathi", "Sarathi"),
+        ("fastgen", "FastGen"),
+        ("distserve", "DistServe"),
+        ("alignedserve-paper", "AlignedServePaper"),
         ("tgi", "Tgi"),
         ("round-robin", "RoundRobin"),
         ("mlfq", "Mlfq"),
@@ -41,6 +49,20 @@ ROUND = Policy(SchedulerName.ROUND_ROBIN, chunking=Chunking.FIXED)
 )
 def test_each_preset_has_its_scheduler(preset: str, name: str) -> None:
     assert type(scheduler_of(of_preset(preset, {}).policy, 8)).__name__ == name
+
+
+@pytest.mark.parametrize("name", [name for name, rules in RULES.items() if not rules.fills and rules.own])
+@pytest.mark.parametrize("chunking", Chunking)
+@pytest.mark.parametrize("room", Room)
+def test_settings_of_a_system_may_ask_for_another_rule(name: SchedulerName, chunking: Chunking, room: Room) -> None:
+    policy, at_once = Policy(name, chunking, room), chunking is Chunking.SLO or room is Room.CHUNKS
+    if policy.problem is not None:
+        return
+    rule = InOrder if at_once else PromptsFirst if chunking is Chunking.NONE else DecodesFirst
+    assert isinstance(scheduler_of(policy), rule)
+    found = scheduler_of(policy, 8)
+    assert isinstance(found.wrapped if isinstance(found, AlignedServePaper) else found, rule)
+    assert found.seats_by_arrival is policy.is_plain
 
 
 @pytest.mark.parametrize(("is_prefill", "expected"), [(False, [("a", 64)]), (True, [("a", 64), ("b", 64)])])
