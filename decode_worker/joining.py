@@ -160,11 +160,11 @@ class Seats(WorkerPart):
         No prompt overtakes the first that does not wait for a page: otherwise a large prompt could wait for ever.
         No prompt is tried again while nothing has changed."""
         memory, scheduler, waiting = self._memory, self._scheduler, self._queue.waiting
-        if not (scheduler.seats_by_arrival and waiting):
+        if not (waiting and self._policy.is_plain):
             return self.fetch()
         next_pages = memory.next_pages(waiting)
         while not memory.is_stuck:
-            in_order = scheduler.seating_order(waiting)
+            in_order = scheduler.seating_order(waiting, self._steps.newest)
             first = next((prompt for prompt in in_order if not next_pages.holds_up(prompt)), None)
             if first is None or (memory.owes_best_effort and not first.promise.is_rt):
                 break

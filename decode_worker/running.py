@@ -34,7 +34,7 @@ from alignedserve.worker.part import FormPart, Worker, WorkerPart
 from alignedserve.worker.step.ranks import in_order
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
-from alignedserve.worker.step.view import PlannedStep, StepAhead, StepView
+from alignedserve.worker.step.view import PlannedStep, RanStep, StepAhead, StepView
 
 
 def decodes_of(requests: Sequence[WorkerRequest]) -> tuple[Decode, ...]:
@@ -81,7 +81,7 @@ class Stepping(WorkerPart):
             return [SetTimer(_ANSWER, self._arrivals.answered_by)]
         if self._policy.is_rt_first:
             for request in self._shares.divide(self._here.seated):
-                self._scheduler.moved(request)
+                self._here.order.refile(request)
         before = [*self._leaving.hand_on(now), *self._give_memory(now)]
         selection = self._next_step(before, now)
         before += self._seats.fetch()
@@ -103,7 +103,11 @@ class Stepping(WorkerPart):
         """Order the chosen step, if anything runs in it."""
         if not selection.chunks and not decodes:
             return []
-        return [RunStep(self._steps.begin(selection.chunks, decodes, selection.shape, selection.predicted_s))]
+        plan = self._steps.begin(selection.chunks, decodes, selection.shape, selection.predicted_s)
+        prompts = [*map(self._here.running_of, selection.chunks)]
+        self._steps.newest = RanStep(plan.number, selection.decodes, prompts)
+        self._here.order.note_run(selection.decodes)
+        return [RunStep(plan)]
 
     @property
     def _awaits_copies(self) -> bool:
@@ -176,22 +180,23 @@ class Stepping(WorkerPart):
     def _choose(self, before: list[Command], now: float) -> PlannedStep:
         """Choose what may run in the next step, and give prompts seats."""
         seats = self._limits.max_batch - self._here.num_seated if self._seats.takes_prompts(now) else 0
-        scheduler, waiting = self._scheduler, self._queue.waiting
+        waiting = self._queue.waiting
         decodes, prompts = self._memory.runnable()
         at = self._memory.context(now)
         copies_s = self._writer.num_between_steps * self._pace.copy_token_s  # gaps between tokens are longer by that
         seating = self._memory.seating(0 if self._memory.is_crowded else seats, waiting, at)
         begins = self._memory.context(now + copies_s) if copies_s else at
-        selection = scheduler.plan(StepView(decodes, prompts, waiting, begins, seating, self._here.seated))
+        order = self._here.order
+        if len(decodes) <= self._limits.max_batch:  # all have a place
+            order.forget()
+        view = StepView(decodes, prompts, waiting, begins, seating, self._here.seated, self._steps.newest, order)
+        selection = self._scheduler.plan(view)
         for running in selection.displaced:
             before += self._leaving.preempt(
                 running, PreemptionCause.REAL_TIME, next(iter(selection.admitted), None), is_replaced=True
             )
-        num_fetching = self._here.num_fetching
         for prompt in selection.admitted:
             self._seats.seat(prompt)
-        if self._here.num_fetching == num_fetching and (selection.decodes or selection.chunks):
-            scheduler.planned(selection)
         selection, commands = self._memory.settle(selection, at)
         before += commands
         return selection
@@ -227,11 +232,9 @@ class Stepping(WorkerPart):
         ahead = StepAhead(going, sitting_out, step.predicted_s, predicted_s)
         if not self._scheduler.goes_on(ahead, self._memory.context(now)):
             return []
-        selection = PlannedStep(going, (), shape, predicted_s)
-        self._scheduler.planned(selection)
         self._counts.count_decodes(going)
         self.num_ahead_steps += 1
-        return self._begin(selection, tuple(decodes))
+        return self._begin(PlannedStep(going, (), shape, predicted_s), tuple(decodes))
 
     def _is_settled(self, step: StepPlan, now: float) -> bool:
         """Return whether every request here decodes in the step, or has joined since, and has memory to go on."""

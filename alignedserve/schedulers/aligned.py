@@ -46,7 +46,6 @@ class Aligned(Scheduler):
     def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
         super().__init__(policy, most)
         self._near = NearLengths() if policy.grouping is Grouping.ALIGNED else None
-        self._order = DecodeOrder(policy)  # of decodes, where a step has too few places for all
         self._ran_visitors = False  # whether the last step had visitors alone
 
     def plan(self, view: StepView) -> PlannedStep:
@@ -89,21 +88,15 @@ class Aligned(Scheduler):
 
         if step.is_empty:
             step.add_one_alone(ranks, waiting)  # something always runs
-        if kept is not None:
-            kept.note_run(step.decodes)
         return step.selection
 
     def kept(self, view: StepView) -> DecodeOrder | None:
         """Return the decodes in the present order, where a step has too few places for all."""
-        if len(view.decodes) > self.most:
-            self._order.refresh(view.decodes, self.most, view.at.now, view.at.times)
-            return self._order
-        if view.decodes:
-            self._order.forget()
-        return None
-
-    def moved(self, running: WorkerRequest) -> None:
-        self._order.refile(running)
+        if len(view.decodes) <= self.most:
+            return None
+        order = view.order or DecodeOrder(self.policy)
+        order.refresh(view.decodes, self.most, view.at.now, view.at.times)
+        return order
 
     def goes_on(self, ahead: StepAhead, at: StepContext) -> bool:
         if self._near is not None and self._near.leaves_some_out:

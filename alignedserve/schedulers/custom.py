@@ -26,11 +26,11 @@ class CustomChoice(Wrapping):
         super().__init__(wrapped)
         self._guard = guard
         self._left_out: dict[str, int] = {}  # request -> steps in a row without the request
-        self._here: Sequence[WorkerRequest] = ()
+        self._counted = 0  # the number of the newest step that is counted
 
     def plan(self, view: StepView) -> PlannedStep:
         """Plan for the requests that the policy names; for all where none of those can run."""
-        self._here = view.here
+        self._count(view)
         requests = (*view.decodes, *view.prompts)
         answer: Sequence[str] | None = self._guard.ask(tuple(map(_facts_of, requests))) if requests else None
         if answer is not None:
@@ -41,11 +41,13 @@ class CustomChoice(Wrapping):
                 return found
         return self.wrapped.plan(view)
 
-    def planned(self, selection: PlannedStep) -> None:
+    def _count(self, view: StepView) -> None:
         """Count the steps that requests are left out of."""
-        super().planned(selection)
-        ran = {running.request.id for running in selection.decodes} | {chunk.request for chunk in selection.chunks}
-        here = (running.request.id for running in (*self._here, *selection.admitted))
+        if view.ran.number == self._counted:
+            return
+        self._counted = view.ran.number
+        ran = {running.request.id for running in (*view.ran.decodes, *view.ran.prompts)}
+        here = (running.request.id for running in view.here)
         self._left_out = {name: self._left_out.get(name, 0) + 1 for name in here if name not in ran}
 
 

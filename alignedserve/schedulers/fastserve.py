@@ -13,7 +13,7 @@ from alignedserve.schedulers.scheduler import NO_LIMIT, Levels
 from alignedserve.scheduling.levels import FIRST_BOUND, LEVELS, STEP_PROMPT
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import PlannedStep, StepContext, StepView
+from alignedserve.worker.step.view import PlannedStep, RanStep, StepContext, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
@@ -38,7 +38,7 @@ class Mlfq(FirstCome):
             prompts = [running for running in first if not running.decodes]
         return super().plan(view._replace(decodes=decodes, prompts=prompts))
 
-    def seating_order(self, waiting: WaitingPrompts) -> Iterable[WorkerRequest]:
+    def seating_order(self, waiting: WaitingPrompts, ran: RanStep) -> Iterable[WorkerRequest]:
         return sorted(waiting, key=self._level)
 
     def leaving(

@@ -24,8 +24,6 @@ class PromptsFirst(Scheduler):
     """Whole prompts run alone, as many as fit; decodes where no prompt waits. Only a prompt that is longer than a step
     is cut."""
 
-    seats_by_arrival = True
-
     def plan(self, view: StepView) -> PlannedStep:
         at, chunks = view.at, list[Chunk]()
         budget = at.room
@@ -48,8 +46,6 @@ class DistServe(PromptsFirst):
 class DecodesFirst(Scheduler):
     """All decodes run, and chunks of prompts in the tokens that are left. Only the last prompt of a step is cut; a
     prompt that may not be cut and does not fit becomes the first prompt of the next step."""
-
-    seats_by_arrival = True
 
     def plan(self, view: StepView) -> PlannedStep:
         at, chunks = view.at, list[Chunk]()

@@ -15,36 +15,29 @@ from collections.abc import Iterable, Sequence
 
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import PlannedStep, StepAhead, StepContext, StepView
+from alignedserve.worker.step.view import PlannedStep, RanStep, StepAhead, StepContext, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 NO_LIMIT = 1 << 30  # requests in a step
 
 
 class Scheduler(ABC):
-    seats_by_arrival = False  # whether prompts are seated as they come; else `plan` gives seats
     levels: Levels | None = None  # where requests take memory from others of lower levels (Policy.swaps)
 
     def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
         """`most` requests run in a step; on a prefill worker there is no limit."""
         self.policy, self.most = policy, most
-        self.most_seated = most  # requests, where `plan` gives no seats
+        self.most_seated = most  # requests, where prompts are seated as they come and `plan` gives no seats (is_plain)
 
     @abstractmethod
     def plan(self, view: StepView) -> PlannedStep:
         """Return a step of these requests."""
 
-    def planned(self, selection: PlannedStep) -> None:  # noqa: B027  (most schedulers keep no turns)
-        """Note what runs next on a decode worker: a step that is not empty."""
-
     def goes_on(self, ahead: StepAhead, at: StepContext) -> bool:
         """Return whether exactly these decodes may be planned now as the step after the running step."""
         return 0 < len(ahead.decodes) <= min(at.room, self.most)
 
-    def moved(self, running: WorkerRequest) -> None:  # noqa: B027  (most schedulers keep no order)
-        """Note that the place of a request in the order may have changed."""
-
-    def seating_order(self, waiting: WaitingPrompts) -> Iterable[WorkerRequest]:
+    def seating_order(self, waiting: WaitingPrompts, ran: RanStep) -> Iterable[WorkerRequest]:
         """Return the waiting prompts in the order of seating, where `plan` gives no seats."""
         return waiting
 

@@ -72,7 +72,7 @@ def scheduler_of(policy: Policy, most: int = NO_LIMIT) -> Scheduler:
         rule = by_arrival(policy)
         kind = kind if issubclass(kind, rule) else rule
     scheduler = kind(policy, most)
-    if policy.chunking is Chunking.NONE and not scheduler.seats_by_arrival:
+    if policy.chunking is Chunking.NONE and not policy.is_plain:
         scheduler = WholePrompts(scheduler)
     guard = policy.own.guard(PolicyKind.PACKING) if most < NO_LIMIT else None
     return scheduler if guard is None else CustomChoice(scheduler, guard)

@@ -15,11 +15,12 @@ class Tgi(FirstCome):
 
     def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
         super().__init__(policy, most)
-        self._num_steps = 0  # of decodes since the last prompt
+        self._prompts_at = 0  # the number of the last step with prompts
 
     def plan(self, view: StepView) -> PlannedStep:
-        is_early = len(view.prompts) < self.policy.waiting_ratio * len(view.decodes) and self._num_steps < MOST_WAITING
+        ran = view.ran
+        if ran.prompts:
+            self._prompts_at = ran.number
+        num_steps = ran.number - self._prompts_at
+        is_early = len(view.prompts) < self.policy.waiting_ratio * len(view.decodes) and num_steps < MOST_WAITING
         return super().plan(view._replace(prompts=()) if is_early else view)
-
-    def planned(self, selection: PlannedStep) -> None:
-        self._num_steps = 0 if selection.chunks else self._num_steps + 1

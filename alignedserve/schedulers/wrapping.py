@@ -6,27 +6,20 @@ from collections.abc import Iterable, Sequence
 
 from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import PlannedStep, StepAhead, StepContext, StepView, all_of
+from alignedserve.worker.step.view import PlannedStep, RanStep, StepAhead, StepContext, StepView, all_of
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
 class Wrapping(Scheduler):
     def __init__(self, wrapped: Scheduler) -> None:
         super().__init__(wrapped.policy, wrapped.most)
-        self.wrapped, self.levels = wrapped, wrapped.levels
-        self.seats_by_arrival, self.most_seated = wrapped.seats_by_arrival, wrapped.most_seated
-
-    def planned(self, selection: PlannedStep) -> None:
-        self.wrapped.planned(selection)
+        self.wrapped, self.levels, self.most_seated = wrapped, wrapped.levels, wrapped.most_seated
 
     def goes_on(self, ahead: StepAhead, at: StepContext) -> bool:
         return self.wrapped.goes_on(ahead, at)
 
-    def moved(self, running: WorkerRequest) -> None:
-        self.wrapped.moved(running)
-
-    def seating_order(self, waiting: WaitingPrompts) -> Iterable[WorkerRequest]:
-        return self.wrapped.seating_order(waiting)
+    def seating_order(self, waiting: WaitingPrompts, ran: RanStep) -> Iterable[WorkerRequest]:
+        return self.wrapped.seating_order(waiting, ran)
 
     def leaving(
         self, prompts: Sequence[WorkerRequest], decodes: Sequence[WorkerRequest], at: StepContext
@@ -45,6 +38,4 @@ class WholePrompts(Wrapping):
                 return found
         if len(view.decodes) > self.most:
             return self.wrapped.plan(view._replace(prompts=(), waiting=WaitingPrompts(self.policy)))
-        for running in view.decodes:
-            self.moved(running)  # all of them may run, and the wrapped scheduler does not see that
         return all_of(view.decodes[: view.at.room], (), view.at)

@@ -21,6 +21,7 @@ from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.requests import OCCUPYING, Requests
 from alignedserve.worker.setup import running_of
+from alignedserve.worker.step.ranks import DecodeOrder
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
@@ -31,6 +32,7 @@ class PromptQueue:
 
     def __init__(self, here: Requests, memory: PlainMemory, decisions: DecisionRing) -> None:
         here.waiting = self.waiting = WaitingPrompts(memory.pace.policy, memory.pages)
+        here.order = DecodeOrder(memory.pace.policy)
         self._here, self._memory, self._steps, self._pace = here, memory, memory.steps, memory.pace
         self._decisions = decisions
         self._came_in_step = self._rt_came_in_step = 0  # prompts since the step in flight began; the real-time ones
@@ -124,7 +126,7 @@ class Arrivals(WorkerPart):
         running.expect(told.estimate, self._policy, now)
         self._queue.waiting.refile(running)
         if running.state is State.RESIDENT:
-            self._scheduler.moved(running)
+            self._here.order.refile(running)
         return []
 
     # --- What the pool has of a prompt

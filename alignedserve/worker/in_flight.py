@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from alignedserve.core import Chunk, Decode, StepPlan
 from alignedserve.cost.model import EMPTY, Shape
+from alignedserve.worker.step.view import RanStep
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class StepsInFlight:
         """`looks_ahead` says whether a step is planned while the step before runs."""
         self._looks_ahead = looks_ahead
         self.number = 0  # of the newest step that was ordered
+        self.newest = RanStep()  # that step, as schedulers see it
         self.running: StepPlan | None = None
         self._shape = EMPTY  # of the step that runs
         self._next: tuple[StepPlan, Shape] | None = None

@@ -15,6 +15,7 @@ from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Attempt
 from alignedserve.worker.candidates import Candidates, RunningBatch
 from alignedserve.worker.step.moves import Departure, JoinCandidate
+from alignedserve.worker.step.ranks import DecodeOrder
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
@@ -34,6 +35,7 @@ class Requests:
 
     queue: PromptQueue  # takes prompts to State.WAITING
     waiting: WaitingPrompts  # the requests in State.WAITING, in the order of service too
+    order: DecodeOrder  # of decodes, where a step has too few places for all
     drop: Callable[[str, int], list[Command]]  # forgets a request up to an attempt, in any state
 
     def __init__(self) -> None:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from alignedserve.core import KvForm, Request, ServiceClass, Slo, StepPlan, StepResult, WorkerLimits
 from alignedserve.cost.fit import OnlineCost
-from alignedserve.cost.model import EMPTY
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.lab.fuzzing.worker_views import kept_blocks, num_preemptions
 from alignedserve.policies.guard import OwnPolicies
@@ -32,7 +31,7 @@ from alignedserve.worker.candidates import RunningBatch
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import RecentNeed
-from alignedserve.worker.step.view import PlannedStep, StepView
+from alignedserve.worker.step.view import RanStep, StepView
 from tests.conftest import examples
 from tests.samples import request
 from tests.worker.step.test_selection import NOW, TIMES, chat, document, moment, seating, select, waits
@@ -176,17 +175,18 @@ class TestRoundRobin:
 
     @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=30))
     def test_nobody_runs_twice_while_the_other_waits(self, there: list[tuple[bool, bool]]) -> None:
-        turns, last = RoundRobin(ROUND, 8), None
+        turns, last, ran = RoundRobin(ROUND, 8), None, RanStep()
         for has_rt, has_be in there:
             decodes = [chat("c", 1.0, output=3)] * has_rt + [document("d", output=3)] * has_be
             at_once = moment(ROUND)
-            chosen = turns.plan(StepView(decodes, (), waits((), at_once), at_once, seating(0, at_once))).decodes
+            view = StepView(decodes, (), waits((), at_once), at_once, seating(0, at_once), ran=ran)
+            chosen = turns.plan(view).decodes
             assert bool(chosen) is (has_rt or has_be)
             if chosen:
                 is_rt = chosen[0].promise.is_rt
                 assert not (has_rt and has_be and last is is_rt)
                 last = is_rt
-                turns.planned(PlannedStep(chosen, (), EMPTY, 0.0))
+                ran = RanStep(ran.number + 1, chosen)
 
 
 class TestLongest:

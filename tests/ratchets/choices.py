@@ -56,9 +56,7 @@ def choice(
     by_chunk = policy.room is Room.CHUNKS
     seating = Seating(blocks, BLOCKS, BLOCK, 1_000, by_chunk, lambda prompt: prompt.num_tokens)
     prompts: list[WorkerRequest] = []
-    for prompt in list(
-        islice(waiting if scheduler.seats_by_arrival else (), 8)
-    ):  # the worker seats them in the order of arrival
+    for prompt in list(islice(waiting if policy.is_plain else (), 8)):  # the worker seats them in the order of arrival
         prompt.kv = KvForm(blocks.take(-(-prompt.num_tokens // BLOCK)) or ())
         waiting.remove(prompt)
         prompts.append(prompt)

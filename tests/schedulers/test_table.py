@@ -62,7 +62,6 @@ def test_settings_of_a_system_may_ask_for_another_rule(name: SchedulerName, chun
     assert isinstance(scheduler_of(policy), rule)
     found = scheduler_of(policy, 8)
     assert isinstance(found.wrapped if isinstance(found, AlignedServePaper) else found, rule)
-    assert found.seats_by_arrival is policy.is_plain
 
 
 @pytest.mark.parametrize(("is_prefill", "expected"), [(False, [("a", 64)]), (True, [("a", 64), ("b", 64)])])
@@ -90,7 +89,7 @@ def test_a_scheduler_that_wraps_another_is_the_other_but_for_its_plans() -> None
     assert isinstance(whole, WholePrompts)
     assert isinstance(whole.wrapped, Alise)
     assert whole.levels is whole.wrapped
-    assert (whole.most, whole.most_seated, whole.seats_by_arrival) == (8, 8, False)
+    assert (whole.most, whole.most_seated) == (8, 8)
     seated = [document("long", 64, output=3), document("short", 16, output=3)]
     assert whole.leaving((), seated, moment(policy)) is whole.wrapped.leaving((), seated, moment(policy))
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
-from itertools import chain, filterfalse, islice
+from itertools import filterfalse, islice
 from math import inf
 from typing import Any
 
@@ -176,8 +176,7 @@ class DecodeOrder:
 
     def _clear(self) -> None:
         self._filed.clear()
-        self._ran: Sequence[WorkerRequest] = ()  # decodes that ran since the last filing
-        self._moved: dict[WorkerRequest, None] = {}
+        self._moved: dict[WorkerRequest, None] = {}  # decodes that ran, or changed, since the last filing
         self._has_priorities = False  # whether a real-time decode has a priority other than 0
         self._lists = _Lists()
         self._gone = set[int]()  # numbers of places that count no more
@@ -194,7 +193,7 @@ class DecodeOrder:
         joined = list(filterfalse(filed.__contains__, decodes))
         if len(filed) + len(joined) > len(decodes):
             ended = filed.keys() - set(decodes)
-        stale = list(filter(filed.__contains__, chain(self._ran, self._moved)))
+        stale = list(filter(filed.__contains__, self._moved))
         stale += self._changes.before(now, filed)
         for place in self._lists.rt:  # no decode's due has passed that has slack
             if place[0] > now:
@@ -204,7 +203,6 @@ class DecodeOrder:
         stale = [running for running in dict.fromkeys(stale) if running not in ended]
         for running in (*stale, *ended):
             self._take_out(running)
-        self._ran = ()
         self._moved.clear()
         self._lists.sweep(self._gone, len(filed) // 2)
         fresh = _Lists()
@@ -219,13 +217,14 @@ class DecodeOrder:
             self._moved[running] = None
 
     def forget(self) -> None:
-        """Forget all places: a step runs that was chosen without asking here."""
+        """Forget all places: no step is chosen by them."""
         if self._filed:
             self._clear()
 
     def note_run(self, decodes: Sequence[WorkerRequest]) -> None:
         """Note the decodes that run now: they get other places at the next refresh."""
-        self._ran = decodes
+        if self._filed:
+            self._moved.update(dict.fromkeys(decodes))
 
     def _take_out(self, running: WorkerRequest) -> None:
         filed = self._filed.pop(running)

@@ -2,6 +2,7 @@
 
 StepView     the requests: decodes, seated prompts, prompts that wait; and memory for the step (seating.py)
 StepContext  the facts beside the requests: the time, the cost model, the limits of a step
+RanStep      what ran last, on which turns depend
 StepAhead    the step that would go on with the decodes of the running step
 PlannedStep  the answer: what runs, which prompts get a seat, which requests lose theirs
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from alignedserve.core import Chunk
 from alignedserve.cost.model import CostModel, Kind, Shape, StepEstimate
@@ -20,6 +21,9 @@ from alignedserve.scheduling.slo import StepTimes
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import Seating
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
+
+if TYPE_CHECKING:
+    from alignedserve.worker.step.ranks import DecodeOrder  # which knows a step's context
 
 USUAL = 0.75  # of the bound: the predicted time of a step
 
@@ -51,6 +55,14 @@ class StepContext:
         return bound_s / (1.0 + self.cost.uncertainty[kind].beyond(USUAL * bound_s))
 
 
+class RanStep(NamedTuple):
+    """The newest step that a worker has ordered."""
+
+    number: int = 0  # of steps so far
+    decodes: Sequence[WorkerRequest] = ()
+    prompts: Sequence[WorkerRequest] = ()
+
+
 class StepView(NamedTuple):
     """The requests on a worker, and the memory that the next step may take."""
 
@@ -60,6 +72,8 @@ class StepView(NamedTuple):
     at: StepContext
     seating: Seating
     here: Sequence[WorkerRequest] = ()  # all requests with memory on a decode worker, able to run or not
+    ran: RanStep = RanStep()
+    order: DecodeOrder | None = None  # of decodes, kept between steps; None: made again
 
 
 class StepAhead(NamedTuple):
