@@ -5,6 +5,7 @@ choices.py             The values that settings with a choice take.
 config.py              The tree of all settings, and how it is loaded from its sources
 lora.py                The adapters (LoRA) that a deployment begins with, as a setting says them.
 presets.py             schedules by name: ours and those of other systems, as settings
+prices.py              The deployment's prices, and what requests are charged with.
 sections.py            declares the settings, a class for each section
 setting.py             what a setting is: its names, its type, its range, and how it is reached
 sources.py             reads settings from YAML, variables, flags and nested plain values; says what is wrong

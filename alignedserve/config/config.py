@@ -25,6 +25,7 @@ from alignedserve.config.sections import (
     LaunchConfig,
     LogConfig,
     PoolConfig,
+    PriceConfig,
     RayConfig,
     ScaleConfig,
     ScheduleConfig,
@@ -76,6 +77,7 @@ class Config:
     kvpool: PoolConfig = field(default_factory=PoolConfig)
     wire: WireConfig = field(default_factory=WireConfig)
     slo: SloConfig = field(default_factory=SloConfig)
+    price: PriceConfig = field(default_factory=PriceConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     scale: ScaleConfig = field(default_factory=ScaleConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)

@@ -261,6 +261,16 @@ class SloConfig:
 
 
 @dataclass(frozen=True)
+class PriceConfig:
+    """The prices of workers' time and energy, in a currency of yours; without any no price is shown."""
+
+    device_hour: float | None = setting(
+        None, "price of a device for an hour of its steps: a GPU, or on CPUs a rank of a worker", above=0, reloads=True
+    )
+    kwh: float | None = setting(None, "price of a kWh that devices take in steps", above=0, reloads=True)
+
+
+@dataclass(frozen=True)
 class ScheduleConfig:
     """The schedule of requests: a preset chooses it, and these settings change parts of it.
 
@@ -293,7 +303,7 @@ class ScheduleConfig:
         DEFAULT_POLICY.late,
         "a chat that has missed a deadline gets later deadlines, goes behind all others, or keeps its place",
     )
-    predictor: Predictor = setting(
+    predictor: Predictor = experiment(
         DEFAULT_POLICY.predictor,
         "what predicts the length of outputs: nothing, a constant, or past prompts of like tokens; a simulation may "
         "have an oracle",
@@ -380,7 +390,7 @@ class LaunchConfig:
         "read, kernels tried or steps captured, a start may take any time",
         above=0,
     )
-    still_s: float = setting(
+    still_s: float = experiment(
         30.0,
         "how long a loop of a part that runs may stand still before its process is ended and started again, in "
         "seconds; a process of which the launcher hears nothing is ended after a third more",

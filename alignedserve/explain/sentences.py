@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import TypeAlias
 
 from alignedserve.core import ServiceClass
 from alignedserve.explain.decisions import Decision, Kind, Step
 from alignedserve.explain.story import Moment, Stay, Story, StoryStage
 
+PriceOf: TypeAlias = Callable[[float, float], float]  # of seconds of workers and joules; 0: there are no prices
 _CLASSES = {ServiceClass.RT: "real-time", ServiceClass.BE: "best-effort"}
 
 
@@ -103,8 +105,10 @@ _SENTENCES: Mapping[Kind, Callable[[Decision], str]] = MappingProxyType(
 )
 
 
-def said(noted: Decision) -> str:
-    return _SENTENCES[noted.kind](noted)
+def said(noted: Decision, price_of: PriceOf = lambda *_: 0.0) -> str:
+    text = _SENTENCES[noted.kind](noted)
+    price = price_of(noted.seconds, noted.joules) if noted.kind is Kind.ENDED else 0.0
+    return f"{text}, at a price of {price:.3g}" if price else text
 
 
 # --- Stages
@@ -187,7 +191,7 @@ def said_of_stay(stay: Stay) -> str:
 # --- The story
 
 
-def lines(story: Story) -> Iterator[str]:
+def lines(story: Story, price_of: PriceOf = lambda *_: 0.0) -> Iterator[str]:
     """Yield the story as text: how it ended, its stages, then each decision."""
     yield f"{story.request}: {_CLASSES[story.service]}, {outcome(story)}"
     if story.stays:
@@ -197,7 +201,7 @@ def lines(story: Story) -> Iterator[str]:
     yield ""
     yield "What was decided:"
     for moment in story.moments:
-        yield f"{_at(story, moment)}  {moment.part:<10}  {said(moment.decision)}"
+        yield f"{_at(story, moment)}  {moment.part:<10}  {said(moment.decision, price_of)}"
     if story.displaced:
         yield ""
         yield "Requests that gave up memory for it:"

@@ -20,6 +20,7 @@ from fastapi import FastAPI
 
 from alignedserve.architectures.vectors import read_pooled
 from alignedserve.config.config import Config
+from alignedserve.config.prices import Prices
 from alignedserve.config.sections import ServerConfig
 from alignedserve.core import Role
 from alignedserve.dashboard.sharing import RequestPictures, request_pictures
@@ -226,6 +227,7 @@ def run(part: Part, on_start: OnStart) -> None:
         metrics_prefix=server.metrics_prefix,
         body_limit_bytes=body_limit_bytes(part.config),
         slo=part.config.slo,
+        prices=Prices.from_config(part.config),
         at_once=max(1, capacity.limits.max_batch // 2),
         scale={role.value: str(num_workers) for role, num_workers in part.config.scale.ranges.items()},
     )
@@ -236,7 +238,7 @@ def run(part: Part, on_start: OnStart) -> None:
     routes: list[HttpRoute] = []
     if storage is not None:
         routes += FileRoutes(storage, jobs).routes
-        routes += BatchRoutes(storage, jobs, runner_away_s).routes
+        routes += BatchRoutes(storage, jobs, runner_away_s, settings.prices).routes
     # A caller's limits hold over all gateways together.
     limits = part.shared_memory / ledger_name(spec.deployment)
     ledger = Ledger(limits, int(spec.name.rpartition("-")[2]), budgets_of(jobs))

@@ -89,7 +89,8 @@ def make_app(
     app = FastAPI(title="AlignedServe", openapi_url=None, redirect_slashes=False)
     app.state.draining = False
     named = settings.served_model_names[0], settings.metrics_prefix
-    app.state.metrics = metrics = RequestMetrics(*named, client.now, client.name, settings.keys.knows_name)
+    told = client.now, client.name, settings.keys.knows_name, settings.prices
+    app.state.metrics = metrics = RequestMetrics(*named, *told)
     app.state.parts = parts = PartMetrics(*named, lambda: client.members)
     app.state.scrapes = Scrapes(parts, lambda: asyncio.gather(metrics.text()))  # of this gateway alone
     app.state.calls = calls = OpenCalls()

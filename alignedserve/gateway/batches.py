@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from alignedserve.config.prices import Prices, price_field
 from alignedserve.config.sections import JobsConfig
 from alignedserve.errors import Conflict
 from alignedserve.gateway.files import EXPIRES_S, HttpRoute, find_file, list_response, need_listing, parse_page
@@ -79,10 +80,15 @@ def window_s(window: str) -> int:
 
 class BatchRoutes:
     def __init__(
-        self, open_storage: OpenStorage, config: JobsConfig, runner_away_s: Callable[[], float] = lambda: 0.0
+        self,
+        open_storage: OpenStorage,
+        config: JobsConfig,
+        runner_away_s: Callable[[], float] = lambda: 0.0,
+        prices: Prices | None = None,
     ) -> None:
         """`runner_away_s` returns for how long there has been no job runner."""
         self._open_storage, self._config, self._runner_away_s = open_storage, config, runner_away_s
+        self._prices = Prices() if prices is None else prices
         self._looks = LookPace(MOST_ROWS, "rows of batches")
         self._bodies = Bodies(lambda: _MOST_BODY_BYTES, GatewaySettings.body_limit_s)
 
@@ -111,14 +117,14 @@ class BatchRoutes:
         except OverQuota as error:
             message = f"{error.usage.open_jobs} of your batches have not ended, the limit is {most}"
             raise ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": "60"}) from None
-        return JSONResponse(batch_object(job, LineCounts()))
+        return JSONResponse(batch_object(job, LineCounts(), self._prices))
 
     async def list(self, http: HttpRequest) -> Response:
         page, storage = parse_page(http, MOST_LISTED, USUALLY_LISTED), await self._open_storage()
         owner = caller_of(http).id
         async with self._looks.turn(owner):
             listing = need_listing(await storage.store.jobs(owner, page, time.time()), page)
-            shown = {job.id: await _shown(storage, job) for job in listing.records}
+            shown = {job.id: await self._shown(storage, job) for job in listing.records}
             self._looks.take(owner, sum(_OPEN_ROWS if job.is_open else 1 for job in listing.records))
         return list_response(listing, lambda job: shown[job.id])
 
@@ -130,7 +136,7 @@ class BatchRoutes:
             headers["x-batch-late"] = "true" if forecast.is_late else "false"
             if forecast.finish_at is not None:
                 headers["x-batch-predicted-finish-at"] = str(int(forecast.finish_at))
-        return JSONResponse(await _shown(storage, job), headers=headers)
+        return JSONResponse(await self._shown(storage, job), headers=headers)
 
     async def cancel(self, http: HttpRequest) -> Response:
         """Cancel an open job; a job that has ended in another way is refused with 409."""
@@ -143,7 +149,7 @@ class BatchRoutes:
                     continue
             elif job.status not in (JobStatus.CANCELLING, JobStatus.CANCELLED):
                 raise ApiError(409, f"{job.id} is {job.status.value}: it cannot be cancelled", code="batch_not_open")
-            return JSONResponse(await _shown(storage, job))
+            return JSONResponse(await self._shown(storage, job))
         message = f"{http.path_params['id']:.80} cannot be changed now: try again"
         raise ApiError(503, message, code="server_is_overloaded", headers={"Retry-After": "1"})
 
@@ -153,6 +159,10 @@ class BatchRoutes:
         if job is None or not job.is_kept(time.time()):
             raise ApiError(404, f"there is no batch {id!r:.80}", param="id", code="batch_not_found")
         return storage, job
+
+    async def _shown(self, storage: Storage, job: Job) -> dict[str, Any]:
+        """Return a job as clients see it."""
+        return batch_object(*await counted(storage.store, job), self._prices)
 
 
 def _make_job(body: NewBatch, owner: str, salt: str) -> Job:
@@ -173,11 +183,6 @@ def _make_job(body: NewBatch, owner: str, salt: str) -> Job:
     )
 
 
-async def _shown(storage: Storage, job: Job) -> dict[str, Any]:
-    """Return a job as clients see it."""
-    return batch_object(*await counted(storage.store, job))
-
-
 async def counted(store: Store, job: Job) -> tuple[Job, LineCounts]:
     """Return a job and the counts of its lines. Those of the store go as it ends: where there are none, it may have
     ended since it was read."""
@@ -188,7 +193,7 @@ async def counted(store: Store, job: Job) -> tuple[Job, LineCounts]:
     return job, counts
 
 
-def batch_object(job: Job, counts: LineCounts) -> dict[str, Any]:
+def batch_object(job: Job, counts: LineCounts, prices: Prices) -> dict[str, Any]:
     """Return OpenAI's batch object. Its schema allows no null, so fields without a value are left out."""
     usage: dict[str, Any] = {
         "input_tokens": counts.input_tokens,
@@ -198,8 +203,9 @@ def batch_object(job: Job, counts: LineCounts) -> dict[str, Any]:
         "total_tokens": counts.input_tokens + counts.output_tokens,
     }
     if counts.device_us:
-        joules = {"joules": counts.millijoules / 1e3, "modelled_joules": counts.modelled_mj / 1e3}
-        usage["cost"] = {"device_seconds": counts.device_us / 1e6, **joules}
+        seconds, joules = counts.device_us / 1e6, counts.millijoules / 1e3
+        cost = {"device_seconds": seconds, "joules": joules, "modelled_joules": counts.modelled_mj / 1e3}
+        usage["cost"] = cost | price_field(prices.of(seconds, joules))
     problems = [asdict(problem) for problem in job.problems]
     instants = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
     fields = {

@@ -97,7 +97,7 @@ class VectorRoutes:
         vectors = await unless_gone(http.receive, all_of(work, at_once))
         meter.end()
         answer = await starter.in_thread(http, partial(build, body, starter.text.pooled, requests, vectors))
-        answer["usage"] |= cost_of(meter.spent)
+        answer["usage"] |= cost_of(meter.charged)
         return json_response(answer, meter.timing_headers(is_over=True), starter.settings.stalled_client_s)
 
     async def _read(self, number: int, request: Request, meter: BodyMeter, follow: Follow, has_waited: bool) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from alignedserve.explain.sentences import lines, outcome, said, said_of_stay
+from alignedserve.explain.sentences import PriceOf, lines, outcome, said, said_of_stay
 from alignedserve.explain.story import Story, request_named
 from alignedserve.explain.trace_file import trace_of
 from alignedserve.gateway.access.keys import Caller
@@ -23,8 +23,8 @@ MOST_A_MINUTE = 60  # stories that a caller may ask a gateway for: each costs ev
 
 
 class ExplainRoutes:
-    def __init__(self, client: OwnerClient) -> None:
-        self._client = client
+    def __init__(self, client: OwnerClient, price_of: PriceOf) -> None:
+        self._client, self._price_of = client, price_of
         self._names: OrderedDict[tuple[str, str], str] = OrderedDict()  # (caller, the client's name) -> request
         self._asked = LookPace(MOST_A_MINUTE, "timelines", client.now)
 
@@ -45,7 +45,7 @@ class ExplainRoutes:
         story = await self._client.story(request)
         if not story.is_of(caller.salt):
             raise no_such_request(name)
-        return await asyncio.to_thread(_FORMS[form], story)  # a long one has thousands of steps
+        return await asyncio.to_thread(_FORMS[form], story, self._price_of)  # a long one has thousands of steps
 
     async def of_anybody(self, http: HttpRequest) -> Response:
         """Answer with the story of any caller's request as text, for the live page."""
@@ -54,10 +54,10 @@ class ExplainRoutes:
         story = await self._client.story(request_named(name))
         if not story.moments:  # no part remembers it
             raise no_such_request(name)
-        return await asyncio.to_thread(_text, story)
+        return await asyncio.to_thread(_text, story, self._price_of)
 
 
-def _json(story: Story) -> Response:
+def _json(story: Story, price_of: PriceOf) -> Response:
     ended_at = None if story.end is None else story.end.at
     return JSONResponse(
         {
@@ -83,7 +83,7 @@ def _json(story: Story) -> Response:
                     "part": moment.part,
                     "attempt": moment.decision.attempt,
                     "kind": moment.decision.kind.value,
-                    "text": said(moment.decision),
+                    "text": said(moment.decision, price_of),
                 }
                 for moment in story.moments
             ],
@@ -94,12 +94,12 @@ def _json(story: Story) -> Response:
     )
 
 
-def _text(story: Story) -> Response:
-    return PlainTextResponse("".join(f"{line}\n" for line in lines(story)))
+def _text(story: Story, price_of: PriceOf) -> Response:
+    return PlainTextResponse("".join(f"{line}\n" for line in lines(story, price_of)))
 
 
-def _perfetto(story: Story) -> Response:
+def _perfetto(story: Story, _: PriceOf) -> Response:
     return Response(trace_of(story), media_type="application/json")
 
 
-_FORMS: Mapping[str, Callable[[Story], Response]] = {"json": _json, "text": _text, "perfetto": _perfetto}
+_FORMS: Mapping[str, Callable[[Story, PriceOf], Response]] = {"json": _json, "text": _text, "perfetto": _perfetto}

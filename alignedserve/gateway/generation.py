@@ -119,6 +119,7 @@ class Generation:
                     if not meter.count_delivery(number, delivered) and delivered.finish is None:
                         delivered = replace(delivered, finish=FinishReason.LENGTH)
                     piece = reader.read(delivered)
+                    piece.charged = of_choice.use.charged
                     trace.deliver(delivered)
                     if piece.finish:
                         meter.finish_choice(number, piece.finish.value)

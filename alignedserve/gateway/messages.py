@@ -368,7 +368,7 @@ class MessageAnswer(ItemAnswer):
             reason = self._limit if piece.finish is FinishReason.LENGTH else "tool_use" if calls else "end_turn"
             end = {"stop_reason": reason if piece.stop is None else "stop_sequence", "stop_sequence": piece.stop}
             self.tree |= end
-            usage |= cost_of([piece.spent])
+            usage |= cost_of([piece.charged])
             shown = {name: count for name, count in usage.items() if name != "service_tier"}
             self._events += [{"type": "message_delta", "delta": end, "usage": shown}, {"type": "message_stop"}]
         return self._take()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from alignedserve.config.choices import MetricsPrefix
 from alignedserve.config.config import Config
+from alignedserve.config.prices import Prices
 from alignedserve.config.sections import SloConfig
 from alignedserve.gateway.access.keys import MOST_OPEN, KeyRing
 
@@ -26,11 +27,13 @@ class GatewaySettings:
     stalled_client_s: float = 60.0  # an answer is given up if the client reads nothing for this time
     metrics_prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE
     slo: SloConfig = field(default_factory=SloConfig)
+    prices: Prices = field(default_factory=Prices)
     at_once: int = MOST_OPEN // 2  # requests of a body that run at once: the others of a worker's seats are for others
     scale: Mapping[str, str] = field(default_factory=dict)  # role -> how many workers there may be, by load
 
     def reload(self, config: Config) -> None:
         self.slo, self.body_limit_bytes = config.slo, body_limit_bytes(config)
+        self.prices.reload(config)
 
 
 def body_limit_bytes(config: Config) -> int:

@@ -61,7 +61,7 @@ class Starter:
     ) -> None:
         self.client, self.text, self.settings = client, text, settings
         self.adapters = adapters or Adapters()
-        self.explaining = ExplainRoutes(client)
+        self.explaining = ExplainRoutes(client, settings.prices.of)
         self._metrics, self._traces, self._is_draining = metrics, traces, is_draining
         self._bodies = Bodies(lambda: settings.body_limit_bytes, settings.body_limit_s)
         self._turns = BodyTurns()

@@ -20,6 +20,7 @@ from uuid import uuid4
 
 from alignedserve.architectures.vectors import read_pooled
 from alignedserve.config.config import Config
+from alignedserve.config.prices import Prices
 from alignedserve.dashboard.sharing import RequestPictures, request_pictures
 from alignedserve.errors import AlignedServeError, BytesGone, ConfigError, Conflict, Fenced, StoreError, StoreFull
 from alignedserve.gateway.access.adapters import Adapters
@@ -538,7 +539,8 @@ def run(part: Part, on_start: OnStart) -> None:
     adapters, places = Adapters.for_part(part), asyncio.Semaphore(max(MOST_OPEN, config.jobs.most_open))
     keys_file = KeysFile(config.server.api_key, config.server.keys_file)
     named = config.server.metrics_prefix, owner.now, part.spec.name
-    metrics = RequestMetrics(model, *named, keys_file.ring.knows_name)
+    prices = Prices.from_config(config)
+    metrics = RequestMetrics(model, *named, keys_file.ring.knows_name, prices)
     budgets = budgets_of(config.jobs)
     ledger = Ledger(part.shared_memory / ledger_name(part.spec.deployment), JOB_RUNNER, budgets)
     answering = Answering(owner, text, (model,), capacity.max_model_len, metrics, traces, adapters, places, ledger)
@@ -548,7 +550,7 @@ def run(part: Part, on_start: OnStart) -> None:
     runner = JobRunner(answering, config, holder, owner.now, open_lines=open_lines, read_keys=keys_file.read)
     JobCollector(metrics.series, lambda: runner.figures)
     on_start(runner)
-    for take in (keys_file.follow, runner.reload):
+    for take in (keys_file.follow, runner.reload, prices.reload):
         part.live.on_change(take)
     with contextlib.closing(traces), owner.running():
         run_loop(_serve(runner, siblings(part, lambda _: metrics.text()), pictures, budgets), part.watch)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from alignedserve.core import Estimate, FinishReason, Request, ServiceClass, Slo, Spent
+from alignedserve.config.prices import Charged
+from alignedserve.core import Estimate, FinishReason, Request, ServiceClass, Slo
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.keys import MOST_OPEN, Caller
@@ -143,7 +144,7 @@ class Answering:
             runs = (partial(self._read_vector, request, len(requests), tab.caller.id) for request in requests)
             read = await all_of((partial(self._in_place, run) for run in runs), at_once)
         answer = embedding_answer(body, requests, [vector for vector, _ in read])
-        answer["usage"] |= cost_of(spent for _, spent in read)
+        answer["usage"] |= cost_of(charged for _, charged in read)
         return answer
 
     @contextmanager
@@ -170,7 +171,7 @@ class Answering:
         async with self.places:
             return await run()
 
-    async def _read_vector(self, request: Request, choices: int, key: str) -> tuple[bytes, Spent]:
+    async def _read_vector(self, request: Request, choices: int, key: str) -> tuple[bytes, Charged]:
         follow = self.traces.follow(request, {}, choices, self.client.now)
         with RequestMeter(self.metrics, request, TIER, self.client.now, key) as meter, follow as trace:
 
@@ -181,7 +182,7 @@ class Answering:
                 meter.finish = FinishReason.STOP.value
                 trace.finish(meter.finish)
 
-            return await read_vector(self.client, request, note, meter.use.charge), meter.use.spent
+            return await read_vector(self.client, request, note, meter.use.charge), meter.use.charged
 
     def _promised(
         self, line: LineRequest, model: str, on_trial: OnTrial = lambda _: None
@@ -240,8 +241,9 @@ class Answering:
         with RequestMeter(self.metrics, request, TIER, self.client.now, tab.caller.id) as meter, follow as trace:
             async with aclosing(self.client.open(request, meter.use.charge)) as deliveries:
                 async for delivered in deliveries:
-                    pieces.append(reader.read(delivered))
                     meter.deliver(len(delivered.tokens), delivered.opening, delivered.spent)
+                    pieces.append(reader.read(delivered))
+                    pieces[-1].charged = meter.use.charged
                     tab.use(len(delivered.tokens))
                     trace.deliver(delivered)
                     meter.write()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
+from alignedserve.config.prices import NOTHING_CHARGED, Charged
 from alignedserve.core import NO_OPENING, NOTHING_SPENT, Opening, Request, ServiceClass, Spent, TokenTimes
 from alignedserve.metrics.recent import EndedRequest, RefusedRequest
 from alignedserve.metrics.requests import ALL, FAILED, REFUSED, DeadlineOutcome, RequestMetrics
@@ -20,18 +21,18 @@ ABORT = "abort"  # the finish when the client left
 class UseMeter:
     """Counts what a request has used of workers. It may be told after the request has ended, and holds no prompt."""
 
-    __slots__ = ("_key", "_metrics", "_service", "spent")
+    __slots__ = ("_key", "_metrics", "_service", "charged")
 
     def __init__(self, metrics: RequestMetrics, service: ServiceClass, key: str) -> None:
         self._metrics, self._service, self._key = metrics, service, key
-        self.spent = NOTHING_SPENT  # so far
+        self.charged = NOTHING_CHARGED  # so far
 
     def charge(self, spent: Spent) -> None:
         """Count what was used since the last charge; `spent` is all of it. A delivery that waited may tell of less."""
-        if spent.seconds > self.spent.seconds:
-            more = Spent(spent.seconds - self.spent.seconds, spent.joules - self.spent.joules)
-            self._metrics.count_use(self._service, self._key, more)
-            self.spent = spent
+        before, price = self.charged
+        if spent.seconds > before.seconds:
+            more = Spent(spent.seconds - before.seconds, spent.joules - before.joules)
+            self.charged = Charged(spent, price + self._metrics.count_use(self._service, self._key, more))
 
 
 class RequestMeter:
@@ -160,4 +161,5 @@ class RequestMeter:
         lengths = len(request.prompt), self.num_output, self._num_cached
         promised = request.slo.ttft_s, request.slo.tbt_s
         named = request.id, request.service, self._tier, self._now(), missed
-        return EndedRequest(*named, times, *lengths, self._waited_s, *promised, self._key, *self.use.spent[:2])
+        (device_s, joules, _), price = self.use.charged
+        return EndedRequest(*named, times, *lengths, self._waited_s, *promised, self._key, device_s, joules, price)

@@ -54,6 +54,7 @@ class Counts:
     gaps: Spread = field(default_factory=dict)  # between tokens
     device_s: float = 0.0  # time of workers, of requests that ended
     joules: float = 0.0
+    price: float = 0.0
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(_sum(getattr(self, part.name), getattr(other, part.name)) for part in fields(Counts)))
@@ -94,6 +95,7 @@ class EndedRequest:
     key: str = ""  # of its caller
     device_s: float = 0.0  # time of workers that it used
     joules: float = 0.0
+    price: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ class KeyUse:
     output_tokens: int = 0
     device_s: float = 0.0  # time of workers
     joules: float = 0.0
+    price: float = 0.0
 
     def __add__(self, other: KeyUse) -> KeyUse:
         added = (getattr(self, part.name) + getattr(other, part.name) for part in fields(KeyUse)[1:])
@@ -195,11 +198,12 @@ class RequestLog:
             waits={} if ended.waited_s is None else {bucket_of(ended.waited_s): 1},
             device_s=ended.device_s,
             joules=ended.joules,
+            price=ended.price,
         )
         kept.slot.add(ended.service, counts)
         kept.slowest = slowest_of((*kept.slowest, ended))
         tokens = ended.prompt_tokens, ended.output_tokens
-        used = KeyUse(ended.key, 1, int(bool(ended.missed)), 0, *tokens, ended.device_s, ended.joules)
+        used = KeyUse(ended.key, 1, int(bool(ended.missed)), 0, *tokens, ended.device_s, ended.joules, ended.price)
         kept.keys = _by_key((*kept.keys, used))
         if ended.missed:
             self._missed[ended.missed].append(ended)

@@ -19,6 +19,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from alignedserve.config.choices import MetricsPrefix
+from alignedserve.config.prices import Prices
 from alignedserve.core import DEADLINES, ServiceClass, Spent
 from alignedserve.fallbacks import fallbacks
 from alignedserve.metrics.exposition import in_turns
@@ -165,6 +166,7 @@ class RequestMetrics:
         now: Callable[[], float] = monotonic,
         part: str = "gateway-0",
         knows_key: Callable[[str], bool] = lambda _: True,
+        prices: Prices | None = None,
     ) -> None:
         """`knows_key` returns whether a key of this name counts."""
         self._part, self.series = part, Series(model, prefix, part)
@@ -178,6 +180,8 @@ class RequestMetrics:
         device_s = "Time of workers that requests used: their shares of the steps that they were in."
         self._device_s = counter("request_device_seconds", device_s, "class", "key")
         self._joules = counter("request_energy_joules", "Energy that requests used in these steps.", "class", "key")
+        self._price = counter("request_price", "Price of this time and energy, where prices are set.", "class", "key")
+        self._prices = Prices() if prices is None else prices
         self._open = self.series.gauge("num_requests_open", "Requests that have not ended.", "class")
         self._fallbacks = self.series.gauge(*FALLBACKS, "what")
         self._knows_key = knows_key
@@ -232,10 +236,14 @@ class RequestMetrics:
         """Count a request that ended as asked, or with the client gone (abort)."""
         self._succeeded.of(finish, service.value).inc()
 
-    def count_use(self, service: ServiceClass, key: str, spent: Spent) -> None:
+    def count_use(self, service: ServiceClass, key: str, spent: Spent) -> float:
+        """Count what requests of a key have used, and return the price of it; 0 without prices."""
         self._gone_at.setdefault(key, inf)
         self._device_s.of(service.value, key).inc(spent.seconds)
         self._joules.of(service.value, key).inc(spent.joules)
+        if price := self._prices.of(spent.seconds, spent.joules):
+            self._price.of(service.value, key).inc(price)
+        return price
 
     def _forget_keys(self) -> None:
         """Forget the series of keys that have not counted for KEPT_S: a bill has them by then."""
@@ -246,8 +254,8 @@ class RequestMetrics:
                 continue
             del self._gone_at[key]
             for service in ServiceClass:
-                self._device_s.forget(service.value, key)
-                self._joules.forget(service.value, key)
+                for family in (self._device_s, self._joules, self._price):
+                    family.forget(service.value, key)
 
     def count_rejected(self, service: ServiceClass, reason: str) -> None:
         self._rejected.of(reason, service.value).inc()

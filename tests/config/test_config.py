@@ -16,7 +16,6 @@ from alignedserve.config.sections import EngineConfig, LogConfig, PoolConfig, Se
 from alignedserve.config.topology import Topology
 from alignedserve.errors import ConfigError
 from alignedserve.forms.rules import Compression
-from alignedserve.scheduling.policy import Predictor
 
 
 def _file(folder: Path, text: str) -> Path:
@@ -124,6 +123,13 @@ def test_a_file_may_leave_everything_out(tmp_path: Path, text: str) -> None:
             "topology must be colocated, 2xcolocated, or prefill+decode workers such as 1+1, not the number 1",
         ),
         ("kvpool: {verify_pages: 1}", "kvpool.verify_pages must be true or false, not the number 1"),
+        ("price: {kwh: -0.3}", "price.kwh must be more than 0, not -0.3"),
+        ("price: {device_hour: .nan}", "price.device_hour must be a finite number, not nan"),
+        ("price: {device_hour: cheap}", "price.device_hour must be a number, not the text 'cheap'"),
+        (
+            "launch: {still_s: 9}",
+            "launch.still_s is for experiments: choose a preset, or say --set launch.still_s=VALUE",
+        ),
         ("engine: {threads: 0}", "engine.threads must be 1 or more, not 0"),
         ("engine: {kv_memory_mb: -1}", "engine.kv_memory_mb must be 1 or more, not -1"),
         ("engine: {look_ahead: 2}", "engine.look_ahead must be one of auto, 0, 1, not the number 2"),
@@ -457,8 +463,8 @@ def test_what_a_device_or_a_schedule_cannot_do_is_refused() -> None:
 
 
 def test_off_in_a_file_is_the_word(tmp_path: Path) -> None:
-    config = load({}, {}, _file(tmp_path, "engine: {cuda_graphs: off}\nschedule: {predictor: off}"))
-    assert (config.engine.cuda_graphs, config.schedule.predictor) == (Graphs.OFF, Predictor.OFF)
+    config = load({}, {}, _file(tmp_path, "engine: {cuda_graphs: off}\nkvpool: {compression: off}"))
+    assert (config.engine.cuda_graphs, config.kvpool.compression) == (Graphs.OFF, Compression.OFF)
 
 
 @given(_configs())

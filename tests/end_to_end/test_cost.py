@@ -24,7 +24,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
 
 @pytest.fixture(scope="module")
 def parted(keys: Keys) -> Iterator[Deployment]:
-    with deployed("--keys-file", str(keys[0]), topology="1+1") as deployment:
+    flags = "--keys-file", str(keys[0]), "--price-device-hour", "3.6", "--price-kwh", "0.36"
+    with deployed(*flags, topology="1+1") as deployment:
         yield deployment
 
 
@@ -41,7 +42,7 @@ async def _costs(url: str, headers: Mapping[str, str], bodies: list[dict[str, An
 
 
 def test_what_all_keys_are_charged_with_is_what_the_workers_used(parted: Deployment, keys: Keys) -> None:
-    charged = dict[str, tuple[float, float]]()
+    charged = dict[str, tuple[float, float, float]]()
     for number, (name, key) in enumerate(keys[1].items()):
         bodies = [
             {"prompt": [number + 5, at + 5] * (10 + 9 * at), "max_tokens": 40 + 20 * at, "service_tier": tier}
@@ -51,20 +52,25 @@ def test_what_all_keys_are_charged_with_is_what_the_workers_used(parted: Deploym
         costs = asyncio.run(_costs(parted.url, {"Authorization": f"Bearer {key}"}, bodies))
         assert {cost["energy"] for cost in costs} <= {"modelled", "rapl"}
         assert min(cost["device_seconds"] for cost in costs) > 0
-        charged[name] = sum(cost["device_seconds"] for cost in costs), sum(cost["joules"] for cost in costs)
+        seconds, joules, price = (sum(cost[part] for cost in costs) for part in ("device_seconds", "joules", "price"))
+        charged[name] = seconds, joules, price
 
     def used(name: str, labels: str = "") -> float:
         return total(parted, keys[1]["ann"], name, labels)
 
-    for name, (seconds, joules) in charged.items():
+    for name, (seconds, joules, price) in charged.items():
         assert used("request_device_seconds_total", f'key="{name}"') == pytest.approx(seconds, rel=1e-3)
         assert used("request_energy_joules_total", f'key="{name}"') == pytest.approx(joules, rel=1e-3)
 
-    in_all_s, in_all_joules = (sum(values) for values in zip(*charged.values(), strict=True))
+        assert used("request_price_total", f'key="{name}"') == pytest.approx(price, rel=1e-3)
+
+    in_all_s, in_all_joules, in_all_price = (sum(values) for values in zip(*charged.values(), strict=True))
     # Workers tell of their last steps when they are idle.
     wait_until(lambda: used("iteration_time_seconds_sum") > 0.99 * in_all_s, BACK_S, parted.log)
     assert in_all_s == pytest.approx(used("iteration_time_seconds_sum"), rel=0.05)
     in_steps = used("energy_joules_total", 'use="steps"')
+    meter_price = 1e-3 * used("iteration_time_seconds_sum") + 1e-7 * used("energy_joules_total", 'use="steps"')
+    assert in_all_price == pytest.approx(meter_price, rel=0.05)
     assert in_all_joules == pytest.approx(in_steps, rel=0.3)  # of few seconds; tests/worker/test_worker.py is exact
 
 
@@ -87,5 +93,5 @@ def test_every_interface_and_the_story_of_a_request_tell_its_cost(parted: Deploy
         assert answer["usage"]["cost"]["device_seconds"] > 0, answer
     url = f"{parted.url}/v1/requests/{answers[0]['id']}/timeline?format=text"
     story = httpx.get(url, headers=headers, timeout=ANSWER_S).text
-    used = r"it used [\d.]+ m?s of workers' time, [\d.]+ J \((modelled|rapl)\)"
+    used = r"it used [\d.]+ m?s of workers' time, [\d.]+ J \((modelled|rapl)\), at a price of [\d.e-]+"
     assert re.search(rf"ended with \d+ tokens: \w+; {used}", story), story

@@ -102,6 +102,18 @@ def test_it_shows_how_busy_machines_and_gpus_are(page: Page) -> None:
     ]
 
 
+def test_prices_are_shown_where_there_are_any(page: Page) -> None:
+    assert "price" not in page.text("#rt-tiles") + page.text("#be-tiles")
+    assert page.value("byId('key-prices').hidden"), "this deployment has none"
+    used = {"key": "ann", **dict.fromkeys(("ended", "missed", "refused", "prompt_tokens", "output_tokens"), 1)}
+    used |= {"device_s": 2.0, "joules": 30.0}
+    keys = [used | {"price": 0.00123}, used | {"price": 1234.5}]
+    rows = "showKeys({requests: {keys: " + json.dumps(keys) + "}}), "
+    rows += "[...document.querySelectorAll('#key-rows tr')].map(row => row.lastChild.innerText)"
+    assert page.value(rows) == ["0.0012", "1,234.50"]
+    assert not page.value("byId('key-prices').hidden")
+
+
 def test_a_request_in_a_table_tells_its_story(page: Page) -> None:
     page.value("document.querySelector('#slow-rows [data-story]').click()")
     page.until("document.querySelector('#story pre').innerText.includes('tokens')")

@@ -85,10 +85,11 @@ def test_keys_certificate_and_settings_change_beside_streams(
         def change() -> None:
             shutil.copy(new, asked.keys)
             shutil.copy(PEMS / "second.pem", asked.pem)
-            asked.set(server={"body_limit_mb": 1}, log={"level": "debug"})
+            asked.set(server={"body_limit_mb": 1}, price={"kwh": 0.3}, log={"level": "debug"})
             assert cli.main(reload) == 0
             assert capsys.readouterr().out.splitlines() == [
                 "server.body_limit_mb: 1",
+                "price.kwh: 0.3",
                 "log.level: debug",
                 f"keys: as {asked.keys} has them now",
                 f"certificate: as {asked.pem} has them now",
@@ -98,6 +99,7 @@ def test_keys_certificate_and_settings_change_beside_streams(
                 wait_until(lambda: status(deployment, bob, LARGE) == 413, BACK_S, deployment.log)
                 assert status(deployment, asked.eve) == 401
             assert status(deployment, bob) == 200
+            wait_until(lambda: deployment.metric("request_price_total", asked.ann) > 0, BACK_S, deployment.log)
             wait_until(lambda: " DEBUG decode-0: " in deployment.whole_log(), BACK_S, deployment.log)
 
         beside_streams(deployment, asked.ann, change)

@@ -9,7 +9,7 @@ import pytest
 
 from alignedserve.core import ServiceClass
 from alignedserve.explain.decisions import Decision, Findings, Kind, Step
-from alignedserve.explain.sentences import lines, said_of_stay
+from alignedserve.explain.sentences import lines, said, said_of_stay
 from alignedserve.explain.story import PartAnswer, Story, StoryStage, clock_lag_s, request_named, tell
 from alignedserve.explain.trace_file import trace_of
 
@@ -126,6 +126,13 @@ def test_every_kind_of_decision_has_a_sentence() -> None:
     story = told(answer("router", *(noted(kind, 10.0) for kind in Kind)))
     assert len(story.moments) == len(Kind)
     assert sum(" s  router " in line for line in lines(story)) == len(Kind)
+
+
+def test_the_end_tells_the_price_where_there_are_prices() -> None:
+    ended = noted(Kind.ENDED, 10.0, tokens=3, seconds=2.0, joules=30.0, other="rapl", why="stop")
+    text = "ended with 3 tokens: stop; it used 2.00 s of workers' time, 30 J (rapl)"
+    assert said(ended) == text
+    assert said(ended, lambda seconds, joules: 1e-3 * seconds + 1e-5 * joules) == f"{text}, at a price of 0.0023"
 
 
 def test_why_a_request_was_refused() -> None:

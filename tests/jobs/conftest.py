@@ -16,6 +16,7 @@ import pytest
 from openai.types import Batch
 
 from alignedserve.config.config import Config
+from alignedserve.config.prices import Prices
 from alignedserve.config.sections import JobsConfig
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Limits, hash_key
 from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger
@@ -47,19 +48,27 @@ def line(custom_id: str, content: str = "Hi", **fields: Any) -> bytes:
 class Service:
     """The service as clients with two keys see it; tests can stop and start its runner, also with other keys."""
 
-    def __init__(self, model: TextModel, owner: FakeOwner, config: Config, limits: Limits = NO_LIMITS) -> None:
+    def __init__(
+        self,
+        model: TextModel,
+        owner: FakeOwner,
+        config: Config,
+        limits: Limits = NO_LIMITS,
+        prices: Prices | None = None,
+    ) -> None:
         """`limits` are those of each key."""
         self.owner, self.config, self.text = owner, config, model
         self.keys = keys = KeyRing([KeyEntry(name, hash_key(name), limits=limits) for name in ("ann", "bob")])
         storage, jobs = LazyStorage(config.jobs, Holder("gateway", 1, MODEL, keys.digest)), config.jobs
         self._ledger = data_folder(jobs).with_name("limits")
-        job_routes = (*FileRoutes(storage, jobs).routes, *BatchRoutes(storage, jobs, lambda: self.runner_away_s).routes)
+        batches = BatchRoutes(storage, jobs, lambda: self.runner_away_s, prices)
+        job_routes = *FileRoutes(storage, jobs).routes, *batches.routes
         settings = GatewaySettings(served_model_names=(MODEL,), max_model_len=MOST, keys=keys)
         keeper = ResponseKeeper(storage, jobs, lambda: self.runner_away_s)
         self.app = make_app(owner, model, settings, Ledger(self._ledger), job_routes, keeper=keeper)
         self.storage = storage
         self._life, self.runner_away_s = 0, 0.0
-        self.metrics = RequestMetrics()  # of lines
+        self.metrics = RequestMetrics(prices=prices)  # of lines
 
     def read_keys(self) -> KeyRing:
         """Return the keys as the runner reads them."""

@@ -19,13 +19,15 @@ from openai.types.chat import ChatCompletion
 from redis.asyncio import Redis
 
 from alignedserve.config.config import Config
+from alignedserve.config.prices import Prices
+from alignedserve.core import FinishReason, Spent
 from alignedserve.errors import StoreError
 from alignedserve.gateway.batches import RUNNER_PATIENCE_S
 from alignedserve.jobs import actor, answering
 from alignedserve.jobs.actor import JobRunner
 from alignedserve.jobs.answering import Answering
 from alignedserve.metrics.requests import RequestMetrics
-from alignedserve.owner.client import Culprit, GivenUp, Overloaded
+from alignedserve.owner.client import Culprit, Delivered, GivenUp, Overloaded
 from alignedserve.store.job import Job, LineCounts, LineResult
 from alignedserve.store.sqlite_store import SqliteStore
 from alignedserve.store.store import Holder, Store
@@ -86,6 +88,28 @@ def test_lines_count_in_the_metrics_as_requests_do(service: Service) -> None:
     shown = "".join(service.metrics.blocks())
     assert value(shown, 'alignedserve:e2e_request_latency_seconds_count{class="be"}') == 2
     assert value(shown, 'alignedserve:slo_attainment{class="be",kind="jct",tier="flex"}') == 1
+
+
+def test_a_batch_has_a_price_also_after_a_restart_with_others(text: TextModel, config: Config) -> None:
+    used = Delivered((5,), FinishReason.LENGTH, spent=Spent(36.0, 3.6e6, "rapl"))
+    service = Service(text, FakeOwner(used), config, prices=Prices(second=0.001, joule=1e-7))
+    batches = list[Any]()
+
+    async def run() -> None:
+        async with service.client() as client, service.running():
+            batches.append(await ended(client, (await submit(client, line("a") + b"\n" + line("b")))["id"]))
+            for row in await rows(client, batches[0]["output_file_id"]):
+                assert row["response"]["body"]["usage"]["cost"]["price"] == pytest.approx(0.396)
+
+    service.run(run)
+    again = Service(text, FakeOwner(), config, prices=Prices(second=0.002))
+
+    async def look() -> None:
+        async with again.client() as client:
+            batches.append(await ended(client, batches[0]["id"]))
+
+    again.run(look)
+    assert [batch["usage"]["cost"]["price"] for batch in batches] == pytest.approx([0.792, 0.144])
 
 
 def test_an_invalid_file_fails_as_a_whole_with_line_numbers(service: Service) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alignedserve.config.prices import Prices
 from alignedserve.gateway.batches import batch_object
 from alignedserve.jobs.lines import (
     MOST_PROBLEMS,
@@ -169,14 +170,14 @@ def test_a_batch_says_what_its_answers_used(energy: str, modelled: float) -> Non
     costs = [{"cost": {"device_seconds": 1.25, "joules": 5.021, "energy": energy}}, {}]
     results = [answered_line(at, "c", AnsweredLine(200, "r", {"usage": usage})) for at, usage in enumerate(costs)]
     job = Job("batch_1", "key", "file-1", Endpoint.CHAT, "24h", 1_000, 87_400)
-    usage = batch_object(job, results[0].counts + results[1].counts)["usage"]
+    usage = batch_object(job, results[0].counts + results[1].counts, Prices())["usage"]
     assert usage["cost"] == {"device_seconds": 1.25, "joules": 5.021, "modelled_joules": modelled}
-    assert "cost" not in batch_object(job, results[1].counts)["usage"]
+    assert "cost" not in batch_object(job, results[1].counts, Prices())["usage"]
 
 
 def test_a_batch_says_how_much_of_its_output_was_reasoning() -> None:
     job = Job("batch_1", "key", "file-1", Endpoint.CHAT, "24h", 1_000, 87_400)
-    usage = batch_object(job, LineCounts(2, 0, 9, 4, 7, 5))["usage"]
+    usage = batch_object(job, LineCounts(2, 0, 9, 4, 7, 5), Prices())["usage"]
     assert usage["output_tokens_details"] == {"reasoning_tokens": 5}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from alignedserve.config.choices import MetricsPrefix
+from alignedserve.config.prices import Prices
 from alignedserve.core import Fallback, FinishReason, PreemptionCause, Rejection, ServiceClass, Spent, Usage
 from alignedserve.jobs.metrics import JobCollector
 from alignedserve.jobs.state import JobFigures, LineFate
@@ -34,7 +35,7 @@ FAILED = (FailedPolicy(PolicyKind.ORDER, PolicyFailure.RAISED, 1),)
 
 def exposed(prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE) -> str:
     """Return a deployment's metrics, with a series for each of them."""
-    requests = RequestMetrics("demo", prefix)
+    requests = RequestMetrics("demo", prefix, prices=Prices(second=1.0))
     for service in ServiceClass:
         requests.count_end(service, FinishReason.STOP.value)
         requests.count_use(service, "acme", Spent(1.0, 1.0))

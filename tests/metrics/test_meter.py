@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alignedserve.config.config import Config, load
+from alignedserve.config.prices import Prices
 from alignedserve.core import ServiceClass, Slo, Spent
 from alignedserve.loads.figures.request_figures import attains
 from alignedserve.loads.records.records import RequestOutcome, RequestRecord
@@ -109,6 +111,29 @@ def test_what_requests_use_counts_for_their_class_and_key_whatever_their_end() -
         assert value(shown, f'alignedserve:request_energy_joules_total{{class="{service}",key="acme"}}') == joules
     (used,) = metrics.log.recent(0.0).keys
     assert (used.key, used.device_s, used.joules) == ("acme", 2.0, 60.0), "of requests that ended"
+
+
+def test_keys_share_the_price_of_what_was_used_as_prices_were_then() -> None:
+    prices = Prices.from_config(load({"engine.tensor_parallel_size": 2, "price.device_hour": 3.6}, {}, None))
+    metrics = RequestMetrics(prices=prices)
+
+    def use(key: str, *uses: Spent) -> float:
+        with RequestMeter(metrics, request(), "default", lambda: 0.0, key) as meter:
+            for spent in uses:
+                meter.deliver(1, spent=spent)
+            meter.finish = "stop"
+        return meter.use.charged.price
+
+    assert use("ann", Spent(1.0, 30.0), Spent(2.0, 60.0)) == pytest.approx(0.004), "two devices in each second"
+    prices.reload(load({"price.kwh": 0.36}, {}, None))
+    assert use("ann", Spent(1.0, 10_000.0)) + use("bob", Spent(1.0, 20_000.0)) == pytest.approx(0.003)
+    prices.reload(Config())
+    assert use("eve", Spent(1.0, 30.0)) == 0.0
+    shown = "".join(metrics.blocks())
+    for key, price in (("ann", 0.005), ("bob", 0.002)):
+        assert value(shown, f'alignedserve:request_price_total{{class="rt",key="{key}"}}') == pytest.approx(price)
+    assert shown.count("request_price_total{") == 2
+    assert [round(used.price, 9) for used in metrics.log.recent(0.0).keys] == [0.005, 0.002, 0.0]
 
 
 def test_what_is_told_after_a_request_has_ended_counts_too() -> None:

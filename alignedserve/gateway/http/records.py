@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from alignedserve.core import Request, ServiceClass, Spent
+from alignedserve.config.prices import Charged
+from alignedserve.core import Request, ServiceClass
 from alignedserve.gateway.http.limits import Tab
 from alignedserve.metrics.meter import RequestMeter
 from alignedserve.metrics.requests import RequestMetrics
@@ -91,9 +92,9 @@ class BodyMeter:
         return self._tab.use(num_tokens)
 
     @property
-    def spent(self) -> list[Spent]:
-        """Return what each choice has used so far."""
-        return [meter.use.spent for meter in self._meters.values()]
+    def charged(self) -> list[Charged]:
+        """Return what each choice is charged with so far."""
+        return [meter.use.charged for meter in self._meters.values()]
 
     def count_write(self, choice: int) -> None:
         meter = self._meters[choice]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+from alignedserve.config.prices import NOTHING_CHARGED, Charged, price_field
 from alignedserve.core import NOTHING_SPENT, FinishReason, Logprob, Request, Spent
 from alignedserve.gateway.openai.errors import no_token
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
@@ -34,7 +35,7 @@ class AnswerPiece:
     stop: str | None = None  # the stop string that has ended the answer
     reasoning: str = ""  # what the model says to itself before its answer
     num_reasoning: int = 0  # tokens of it, its markers included
-    spent: Spent = NOTHING_SPENT  # by the request so far
+    charged: Charged = NOTHING_CHARGED  # the request, so far
 
 
 def join_pieces(pieces: Sequence[AnswerPiece]) -> AnswerPiece:
@@ -49,17 +50,18 @@ def join_pieces(pieces: Sequence[AnswerPiece]) -> AnswerPiece:
         pieces[-1].stop,
         "".join(piece.reasoning for piece in pieces),
         sum(piece.num_reasoning for piece in pieces),
-        pieces[-1].spent,
+        pieces[-1].charged,
     )
 
 
-def cost_of(spent: Iterable[Spent]) -> dict[str, Any]:
-    """Return what requests have used as a field of a usage; nothing where the workers did not say."""
-    in_all = reduce(Spent.plus, spent, NOTHING_SPENT)
+def cost_of(charged: Iterable[Charged]) -> dict[str, Any]:
+    """Return what requests are charged with as a field of a usage; nothing where the workers did not say."""
+    each = list(charged)
+    in_all = reduce(Spent.plus, (charge.spent for charge in each), NOTHING_SPENT)
     if not in_all.seconds:
         return {}
     cost = {"device_seconds": round(in_all.seconds, 6), "joules": round(in_all.joules, 3), "energy": in_all.source}
-    return {"cost": cost}
+    return {"cost": cost | price_field(sum(charge.price for charge in each))}
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,6 @@ class AnswerReader:
             self._stops.found or None,
             read.reasoning if self._shows_reasoning else "",
             read.num_reasoning,
-            delivered.spent,
         )
 
     def _read(self, delivered: Delivered) -> _Found:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from alignedserve.core import FinishReason, Logprob, Request, Spent
+from alignedserve.config.prices import Charged
+from alignedserve.core import FinishReason, Logprob, Request
 from alignedserve.gateway.openai.reading import AnswerPiece, cost_of, join_pieces
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest, StreamOptions
 from alignedserve.gateway.openai.writing import encoded, encoded_runs
@@ -114,7 +115,7 @@ class AnswerShape(ABC):
         self._reasons = isinstance(body, ChatRequest) and text.reasoning is not None
         self._prompt_tokens = sum(len(request.prompt) for request in requests[:: self.num_per_prompt])
         self._output_tokens = self._cached_tokens = self._reasoning_tokens = 0
-        self._spent: dict[int, Spent] = {}  # by choice
+        self._charged: dict[int, Charged] = {}  # by choice
         self._begun: set[int] = set()  # choices that have had a chunk
         self._pieces: list[list[AnswerPiece]] = [[] for _ in requests]  # that were added
         self._tables: list[dict[str, Any] | None] = [None for _ in requests]  # their log-probabilities, as JSON
@@ -195,7 +196,7 @@ class AnswerShape(ABC):
     def count(self, number: int, piece: AnswerPiece) -> None:
         self._output_tokens += len(piece.tokens)
         self._reasoning_tokens += piece.num_reasoning
-        self._spent[number] = piece.spent
+        self._charged[number] = piece.charged
         if number % self.num_per_prompt == 0:  # a prompt counts once, for any number of choices
             self._cached_tokens += piece.num_cached
 
@@ -208,7 +209,7 @@ class AnswerShape(ABC):
             "total_tokens": self._prompt_tokens + self._output_tokens,
             "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
             **reasoning,
-            **cost_of(self._spent.values()),
+            **cost_of(self._charged.values()),
         }
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from alignedserve.core import NOTHING_SPENT, FinishReason, Request
+from alignedserve.config.prices import NOTHING_CHARGED
+from alignedserve.core import FinishReason, Request
 from alignedserve.gateway.openai.errors import ApiError
 from alignedserve.gateway.openai.itemised import Event, ItemAnswer, Keep, Kind, OpenItem
 from alignedserve.gateway.openai.reading import AnswerPiece, cost_of
@@ -93,7 +94,7 @@ class ResponseAnswer(ItemAnswer):
         self._sampling = request.sampling
         self._input_tokens = len(request.prompt)
         self._cached_tokens = self._output_tokens = self._reasoning_tokens = 0
-        self._spent = NOTHING_SPENT
+        self._charged = NOTHING_CHARGED
         self._held: list[dict[str, Any]] = []  # log-probabilities of tokens whose text is not there yet
         self._logprobs: list[msgspec.Raw] = []  # of the open message
         self._shown_logprobs: list[msgspec.Raw] = []  # the same, as events show them
@@ -110,7 +111,7 @@ class ResponseAnswer(ItemAnswer):
     def feed(self, piece: AnswerPiece) -> list[Event]:
         self._output_tokens += len(piece.tokens)
         self._cached_tokens += piece.num_cached
-        self._spent = piece.spent
+        self._charged = piece.charged
         self._reasoning_tokens += piece.num_reasoning
         if self._with_logprobs:  # the events of a reasoning have no place for them
             logprobs = list(chat_logprobs(piece.tokens, piece.logprobs, self._names))
@@ -151,7 +152,7 @@ class ResponseAnswer(ItemAnswer):
             "output_tokens": self._output_tokens,
             "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
             "total_tokens": self._input_tokens + self._output_tokens,
-            **cost_of([self._spent]),
+            **cost_of([self._charged]),
         }
 
     # --- Items
