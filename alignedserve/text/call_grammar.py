@@ -61,7 +61,7 @@ class Writer(GrammarWriter):
 def can_write(form: CallFormat, functions: Mapping[str, Schema]) -> bool:
     """Return whether a grammar can say calls of these functions in this format."""
     writer = Writer({})
-    return all(form.layout.rule(name, schema, writer) is not None for name, schema in functions.items())
+    return not form.stands_aside and all(form.layout.rule(*function, writer) for function in functions.items())
 
 
 def call_syntax(

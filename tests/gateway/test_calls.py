@@ -15,13 +15,12 @@ from alignedserve.text.calls.formats import (
     HERMES,
     LLAMA3_JSON,
     CallFormat,
-    CallReader,
     deepseek_marker,
     find_call_format,
     named_call_format,
 )
 from alignedserve.text.calls.names import CALL_FORMATS
-from alignedserve.text.calls.scanning import CallText
+from alignedserve.text.calls.scanning import CallReader, CallText
 
 PARAMETERS = {
     "type": "object",
@@ -37,11 +36,11 @@ TOOLS: dict[str, Any] = dict.fromkeys(("f", "get_weather", "a-b.c"), PARAMETERS)
 OURS = pytest.mark.parametrize("form", FORMATS, ids=lambda form: f"{form.name}-{type(form.layout).__name__}")
 
 
-def read(form: CallFormat, text: str, sizes: Random | None = None, most: int | None = None) -> CallText:
-    """Return all that is found in a text, which comes in pieces of the sizes that are drawn."""
+def read(form: CallFormat, text: str, sizes: Random | int | None = None, most: int | None = None) -> CallText:
+    """Return all that is found in a text, which comes in pieces of one size, or of the sizes that are drawn."""
     reader, found = CallReader(form, TOOLS, most), CallText()
     while text:
-        size = sizes.randint(1, 7) if sizes else len(text)
+        size = sizes.randint(1, 7) if isinstance(sizes, Random) else sizes or len(text)
         found, text = found + reader.feed(text[:size]), text[size:]
     return found + reader.flush()
 
@@ -76,7 +75,7 @@ _CALLS = st.lists(st.tuples(st.sampled_from(sorted(TOOLS)), _ARGUMENTS), min_siz
 @given(calls=_CALLS, sizes=st.randoms(use_true_random=False))
 def test_written_calls_are_found(form: CallFormat, calls: list[tuple[str, Any]], sizes: Random) -> None:
     found = read(form, form.write(calls), sizes)
-    assert called(found) == calls
+    assert called(found) == called(read(form, form.write(calls), 1)) == calls
     assert found.text == ""
     assert [part.index for part in found.parts] == [*range(len(calls))]
     assert len({part.id for part in found.parts}) == len(calls)
@@ -109,9 +108,12 @@ _PIECES = st.sampled_from(
 @settings(max_examples=8)
 @given(pieces=st.lists(_PIECES, max_size=14), sizes=st.randoms(use_true_random=False), most=st.none() | st.just(1))
 def test_pieces_change_nothing(form: CallFormat, pieces: list[str], sizes: Random, most: int | None) -> None:
-    whole, cut = (read(form, "".join(pieces), draw, most) for draw in (None, sizes))
-    assert whole.text == cut.text
-    assert [(part.name, part.arguments) for part in whole.parts] == [(part.name, part.arguments) for part in cut.parts]
+    whole, *cut = (read(form, "".join(pieces), size, most) for size in (None, 1, sizes))
+    for found in cut:
+        assert found.text == whole.text
+        assert [(part.name, part.arguments) for part in found.parts] == [
+            (part.name, part.arguments) for part in whole.parts
+        ]
 
 
 @OURS
@@ -178,8 +180,8 @@ MORE = [
 
 @pytest.mark.parametrize(("name", "text", "plain", "calls"), MORE)
 def test_they_are_found(name: str, text: str, plain: str, calls: list[tuple[str, str]]) -> None:
-    for draw in (None, *map(Random, range(10))):
-        found = read(BY_NAME[name], text, draw)
+    for sizes in (None, 1, *map(Random, range(10))):
+        found = read(BY_NAME[name], text, sizes)
         assert ([(part.name, part.arguments) for part in found.parts], found.text) == (calls, plain)
 
 

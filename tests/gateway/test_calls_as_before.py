@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from alignedserve.text.call_grammar import BesideCalls, call_syntax, can_write
-from alignedserve.text.calls.formats import FORMATS, CallFormat, CallReader
+from alignedserve.text.calls.formats import FORMATS, CallFormat
+from alignedserve.text.calls.scanning import CallReader
 
 KEPT = Path(__file__).with_name("calls_as_before.json")
 NUM_CASES = 80

@@ -12,8 +12,7 @@ from alignedserve.core import NOTHING_SPENT, FinishReason, Logprob, Request, Spe
 from alignedserve.gateway.openai.errors import no_token
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.owner.client import Delivered
-from alignedserve.text.calls.formats import CallReader
-from alignedserve.text.calls.scanning import CallPart, CallText, join_parts
+from alignedserve.text.calls.scanning import CallPart, CallReader, CallText, join_parts
 from alignedserve.text.decoding import IncrementalDecoder, StopStrings
 from alignedserve.text.reasoning.splitting import ReasoningPhase, Splitter, SplitText
 from alignedserve.text.text_model import TextModel

@@ -1,13 +1,13 @@
 """Find the tool calls in a model's output, in the format of each family of models.
 
-    formats      the table: names, signs in templates, markers, and the layout of one call; CallReader reads an output
+    formats      the table: names, signs in templates, markers, and the layout of one call
     layouts      each reads, writes, and says as a grammar one call
-    scanning     the tape, through which a layout takes the text while it arrives
+    scanning     the reader of an output, from which a layout takes text while it arrives
 
 describing.py  Shows tools and calls to a model as its chat template can take them.
 formats.py     The table of formats: how a template gives each away, and how it is read and written.
 layouts.py     The ways in which one call is written.
 names.py       The names of the formats of calls, for whoever checks a setting and needs no format.
-scanning.py    The text of one output while it arrives, and what has been found in it.
+scanning.py    Reads the calls in the text of one output while it arrives.
 values.py      Values in JSON, in Python or as plain text, and the JSON that a function's schema makes of them.
 """

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from alignedserve.text.calls.scanning import NoCall, Reading, Schema, Tape
+from alignedserve.text.calls.scanning import CallReader, NoCall, Reading, Schema
 from alignedserve.text.calls.values import coerced, is_text, is_unicode, parameter_types, python_value, to_json
 
 _MOST_HEADER = 256  # characters between a name and its arguments
@@ -36,10 +36,10 @@ class GrammarWriter(Protocol):
 
 
 class CallLayout(ABC):
-    """The way in which one call is written; by default as JSON between two texts; the first has the name."""
+    """The way in which one call is written; by default as JSON arguments between two texts; the first has the name."""
 
     @abstractmethod
-    def read(self, tape: Tape, marker: str) -> Reading[None]:
+    def read(self, reader: CallReader, marker: str) -> Reading[None]:
         """Read what follows a marker that begins calls."""
 
     def around(self, name: str) -> tuple[str, str]:
@@ -76,54 +76,50 @@ class JsonCalls(CallLayout):
         parts = grammar.text(before[0]), grammar.text(before[1:]), grammar.json(parameters), grammar.text(after)
         return " ".join(parts)
 
-    def read(self, tape: Tape, _: str) -> Reading[None]:
-        in_list = bool((yield from tape.accept("[")))
-        yield from self._read_object(tape)
+    def read(self, reader: CallReader, _: str) -> Reading[None]:
+        in_list = bool((yield from reader.accept("[")))
+        yield from self._read_object(reader)
         while True:
-            yield from tape.skip(", ;\t\r\n")
-            if in_list and (yield from tape.take("]")):
+            yield from reader.skip(", ;\t\r\n")
+            if in_list and (yield from reader.take("]")):
                 in_list = False
-            elif (yield from tape.peek()) == "{":
-                tape.begin_attempt()
-                yield from self._read_object(tape)
+            elif (yield from reader.peek()) == "{":
+                reader.begin_attempt()
+                yield from self._read_object(reader)
             else:
                 break
         if self.closings:
-            yield from tape.say_until(*self.closings)
+            yield from reader.say_until(*self.closings)
 
-    def _read_object(self, tape: Tape) -> Reading[None]:
-        yield from tape.expect("{")
+    def _read_object(self, reader: CallReader) -> Reading[None]:
+        yield from reader.expect("{")
         name, arguments, follows = "", "", "{"
         while follows != "}":
-            if (yield from tape.skip()) != '"':
+            if (yield from reader.skip()) != '"':
                 raise NoCall
-            key = str(_parsed((yield from tape.json_text())))
-            yield from tape.expect(":")
-            yield from tape.skip()
-            if key in self.name_keys and not name:
-                name = _parsed((yield from tape.json_text()))
-                is_name = isinstance(name, str) and name.isprintable()
-                if not is_name or (self.known_only and name not in tape.tools):
-                    raise NoCall
-                tape.begin_call(name)
-                if arguments:
-                    tape.add(arguments)
-            elif key in self.argument_keys and name and (yield from tape.peek()) == "{":
-                yield from tape.value(tape.add)  # arguments are passed on while they are written
-            elif key in self.argument_keys:
-                written = yield from tape.json_text()
-                value = _parsed(written)
-                arguments = (
-                    value if isinstance(value, str) and is_unicode(value) else "{}" if value is None else written
-                )
-                if name:
-                    tape.add(arguments)
+            key = str(_parsed((yield from reader.json_text())))
+            yield from reader.expect(":")
+            yield from reader.skip()
+            if key in self.argument_keys and name and (yield from reader.peek()) == "{":
+                yield from reader.value(reader.add)  # arguments are passed on while they are written
             else:
-                yield from tape.json_text()
-            follows = yield from tape.expect(",", "}")
+                value = _parsed(written := (yield from reader.json_text()))
+                if key in self.name_keys and not name:
+                    is_name = isinstance(value, str) and value.isprintable()
+                    if not is_name or (self.known_only and value not in reader.tools):
+                        raise NoCall
+                    reader.begin_call(name := value)
+                    if arguments:
+                        reader.add(arguments)
+                elif key in self.argument_keys:
+                    is_text = isinstance(value, str) and is_unicode(value)
+                    arguments = value if is_text else "{}" if value is None else written
+                    if name:
+                        reader.add(arguments)
+            follows = yield from reader.expect(",", "}")
         if not name:
             raise NoCall
-        tape.end_call()
+        reader.end_call()
 
 
 def _parsed(written: str) -> Any:
@@ -136,16 +132,16 @@ def _parsed(written: str) -> Any:
 # --- Names with arguments in JSON after them
 
 
-def _read_call(tape: Tape, name: str, *closings: str) -> Reading[None]:
+def _read_call(reader: CallReader, name: str, *closings: str) -> Reading[None]:
     """Read a call's arguments: an object, or nothing before a closing marker."""
-    if (yield from tape.skip()) == "{":
-        tape.begin_call(name)
-        yield from tape.value(tape.add)
-    elif closings and (yield from tape.take(*closings)):
-        tape.begin_call(name)
+    if (yield from reader.skip()) == "{":
+        reader.begin_call(name)
+        yield from reader.value(reader.add)
+    elif closings and (yield from reader.take(*closings)):
+        reader.begin_call(name)
     else:
         raise NoCall
-    tape.end_call()
+    reader.end_call()
 
 
 @dataclass(frozen=True)
@@ -163,23 +159,23 @@ class SectionCalls(CallLayout):
     def around(self, name: str) -> tuple[str, str]:
         return self.shape[0].replace("NAME", name), self.shape[1]
 
-    def read(self, tape: Tape, marker: str) -> Reading[None]:
+    def read(self, reader: CallReader, marker: str) -> Reading[None]:
         if marker == self.section[0]:
-            yield from tape.expect(self.begins)
+            yield from reader.expect(self.begins)
         while True:
-            yield from tape.skip()
-            name = yield from tape.name("_.-:")
-            yield from tape.expect(self.parts)
-            if (yield from tape.skip()) not in ("{", self.ends[0]):
-                name = yield from tape.name()
-                yield from tape.accept("```json")
+            yield from reader.skip()
+            name = yield from reader.name("_.-:")
+            yield from reader.expect(self.parts)
+            if (yield from reader.skip()) not in ("{", self.ends[0]):
+                name = yield from reader.name()
+                yield from reader.accept("```json")
             # Kimi writes functions.NAME:0
-            yield from _read_call(tape, name.removeprefix("functions.").partition(":")[0], self.ends)
-            yield from tape.accept("```")
-            yield from tape.accept(self.ends)
-            if (yield from tape.accept(self.begins, self.section[1])) != self.begins:
+            yield from _read_call(reader, name.removeprefix("functions.").partition(":")[0], self.ends)
+            yield from reader.accept("```")
+            yield from reader.accept(self.ends)
+            if (yield from reader.accept(self.begins, self.section[1])) != self.begins:
                 return
-            tape.begin_attempt(self.begins)
+            reader.begin_attempt(self.begins)
 
 
 class MistralCalls(CallLayout):
@@ -188,15 +184,15 @@ class MistralCalls(CallLayout):
     def around(self, name: str) -> tuple[str, str]:
         return f"{name}[ARGS]", ""
 
-    def read(self, tape: Tape, marker: str) -> Reading[None]:
-        if (yield from tape.skip()) in ("[", "{"):
-            yield from JsonCalls().read(tape, marker)
+    def read(self, reader: CallReader, marker: str) -> Reading[None]:
+        if (yield from reader.skip()) in ("[", "{"):
+            yield from JsonCalls().read(reader, marker)
             return
-        name = yield from tape.name()
-        if (yield from tape.accept("[CALL_ID]")):
-            yield from tape.name()
-        yield from tape.take("[ARGS]")
-        yield from _read_call(tape, name)
+        name = yield from reader.name()
+        if (yield from reader.accept("[CALL_ID]")):
+            yield from reader.name()
+        yield from reader.take("[ARGS]")
+        yield from _read_call(reader, name)
 
 
 class HarmonyCalls(CallLayout):
@@ -205,18 +201,15 @@ class HarmonyCalls(CallLayout):
     def around(self, name: str) -> tuple[str, str]:
         return f"functions.{name} <|constrain|>json<|message|>", ""
 
-    def rule(self, name: str, parameters: Schema, grammar: GrammarWriter) -> None:
-        """Return no rule: a grammar holds for answers, and such calls are in a channel of their own."""
-
-    def read(self, tape: Tape, _: str) -> Reading[None]:
-        yield from tape.take("functions.")
-        name = yield from tape.name()
-        header = yield from tape.text_until("<|message|>")
+    def read(self, reader: CallReader, _: str) -> Reading[None]:
+        yield from reader.take("functions.")
+        name = yield from reader.name()
+        header = yield from reader.text_until("<|message|>")
         if len(header) > _MOST_HEADER or "\n" in header:
             raise NoCall
-        tape.begin_call(name)
-        yield from tape.until("<|call|>", "<|end|>", pass_on=tape.add)
-        tape.end_call()
+        reader.begin_call(name)
+        yield from reader.until("<|call|>", "<|end|>", pass_on=reader.add)
+        reader.end_call()
 
 
 @dataclass(frozen=True)
@@ -270,44 +263,44 @@ class TaggedCalls(CallLayout):
     def _before(self, key: str) -> str:
         return f"{self.opens_key}{key}{self.ends_key}" + (f"\n{self.opens_value}" if self.opens_value else "")
 
-    def read(self, tape: Tape, marker: str) -> Reading[None]:
+    def read(self, reader: CallReader, marker: str) -> Reading[None]:
         if self.opens_name and marker != self.opens_name:
-            yield from tape.expect(self.opens_name)
-        yield from tape.skip()
-        name = yield from tape.name()
+            yield from reader.expect(self.opens_name)
+        yield from reader.skip()
+        name = yield from reader.name()
         if self.ends_name:
-            yield from tape.expect(self.ends_name)
-        follows = yield from tape.expect(self.opens_key, self.ends_call)
-        tape.begin_call(name)
-        before, parameters = "{", tape.tools.get(name) or {}
+            yield from reader.expect(self.ends_name)
+        follows = yield from reader.expect(self.opens_key, self.ends_call)
+        reader.begin_call(name)
+        before, parameters = "{", reader.tools.get(name) or {}
         while follows == self.opens_key:
-            key = yield from tape.text_until(self.ends_key)
+            key = yield from reader.text_until(self.ends_key)
             if self.opens_value:
-                yield from tape.expect(self.opens_value)
-            tape.add(f"{before}{to_json(key.strip())}: ")
-            yield from self._read_value(tape, parameter_types(parameters, key.strip()))
-            before, follows = ", ", (yield from tape.accept(self.opens_key, self.ends_call))
+                yield from reader.expect(self.opens_value)
+            reader.add(f"{before}{to_json(key.strip())}: ")
+            yield from self._read_value(reader, parameter_types(parameters, key.strip()))
+            before, follows = ", ", (yield from reader.accept(self.opens_key, self.ends_call))
         if before != "{":
-            tape.add("}")
+            reader.add("}")
         if not follows:
             raise NoCall
-        tape.end_call()
+        reader.end_call()
         if self.closing:
-            yield from tape.accept(self.closing)
+            yield from reader.accept(self.closing)
 
-    def _read_value(self, tape: Tape, types: frozenset[str] | None) -> Reading[None]:
+    def _read_value(self, reader: CallReader, types: frozenset[str] | None) -> Reading[None]:
         """Read one value; a text is passed on while it is written, other values when they are complete."""
         ends: tuple[str, ...] = (self.ends_value,)
         if self.has_lines:
-            yield from tape.take("\n")
+            yield from reader.take("\n")
             ends = (f"\n{self.ends_value}", self.ends_value)
         if is_text(types):
-            tape.add('"')
-            if not (yield from tape.until(*ends, pass_on=lambda piece: tape.add(_escaped(piece)))):
+            reader.add('"')
+            if not (yield from reader.until(*ends, pass_on=lambda piece: reader.add(_escaped(piece)))):
                 raise NoCall
-            tape.add('"')
+            reader.add('"')
         else:
-            tape.add(to_json(coerced((yield from tape.text_until(*ends)), types)))
+            reader.add(to_json(coerced((yield from reader.text_until(*ends)), types)))
 
 
 def _escaped(piece: str) -> str:
@@ -326,47 +319,47 @@ class PythonCalls(CallLayout):
     def rule(self, name: str, parameters: Schema, grammar: GrammarWriter) -> None:
         """Return no rule: grammars are made of JSON."""
 
-    def read(self, tape: Tape, marker: str) -> Reading[None]:
-        if (yield from tape.skip()) == "{":  # what Llama 4 writes where it is asked to
-            yield from JsonCalls(known_only=True).read(tape, marker)
+    def read(self, reader: CallReader, marker: str) -> Reading[None]:
+        if (yield from reader.skip()) == "{":  # what Llama 4 writes where it is asked to
+            yield from JsonCalls(known_only=True).read(reader, marker)
         else:
-            yield from tape.expect("[")
+            yield from reader.expect("[")
             follows = ","
             while follows == ",":
-                tape.begin_attempt()
-                yield from self._read_call(tape)
-                follows = yield from tape.accept(",", "]")
+                reader.begin_attempt()
+                yield from self._read_call(reader)
+                follows = yield from reader.accept(",", "]")
         if self.closings:
-            yield from tape.accept(*self.closings)
+            yield from reader.accept(*self.closings)
 
-    def _read_call(self, tape: Tape) -> Reading[None]:
-        yield from tape.skip()
-        name = yield from tape.name()
-        if not (yield from tape.take("(")) or name not in tape.tools:
+    def _read_call(self, reader: CallReader) -> Reading[None]:
+        yield from reader.skip()
+        name = yield from reader.name()
+        if not (yield from reader.take("(")) or name not in reader.tools:
             raise NoCall
-        if (yield from tape.accept(")")):
-            tape.begin_call(name)
+        if (yield from reader.accept(")")):
+            reader.begin_call(name)
         else:
-            yield from self._read_arguments(tape, name)
-        tape.end_call()
+            yield from self._read_arguments(reader, name)
+        reader.end_call()
 
-    def _read_arguments(self, tape: Tape, name: str) -> Reading[None]:
+    def _read_arguments(self, reader: CallReader, name: str) -> Reading[None]:
         """Read all arguments of a call, which begins with its first key; each is passed on when it is complete."""
         before = "{"
-        while before == "{" or not (yield from tape.accept(")")):
+        while before == "{" or not (yield from reader.accept(")")):
             try:
-                key = yield from tape.name("_")
-                yield from tape.expect("=")
+                key = yield from reader.name("_")
+                yield from reader.expect("=")
             except NoCall:
                 if before != "{":
-                    tape.add("}")  # what came before are arguments all the same
+                    reader.add("}")  # what came before are arguments all the same
                 raise
             if before == "{":
-                tape.begin_call(name)
+                reader.begin_call(name)
             pieces: list[str] = []
-            yield from tape.value(pieces.append, in_python=True)
-            value = python_value("".join(pieces), parameter_types(tape.tools[name], key))
-            tape.add(f"{before}{to_json(key)}: {to_json(value)}")
+            yield from reader.value(pieces.append, in_python=True)
+            value = python_value("".join(pieces), parameter_types(reader.tools[name], key))
+            reader.add(f"{before}{to_json(key)}: {to_json(value)}")
             before = ", "
-            yield from tape.take(",")
-        tape.add("}")
+            yield from reader.take(",")
+        reader.add("}")

@@ -1,7 +1,7 @@
-"""The text of one output while it arrives, and what readers of calls have found in it.
+"""Read the calls in the text of one output while it arrives.
 
-A reader of a format is a generator that takes text off the tape, and waits (`yield`) where it needs more of it. Text
-that it has taken for the beginning of a call is remembered until the call's name is known:
+A layout reads calls as a generator: it takes text from the reader, and waits (`yield`) where it needs more. Text that
+was taken for the beginning of a call is remembered until the call's name is known:
 
     See: <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>
     said ^attempt          ^ the call begins: from here on nothing is text again
@@ -13,8 +13,12 @@ is linear in the length of an output.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+if TYPE_CHECKING:  # a format has a layout, which reads from what is here
+    from alignedserve.text.calls.formats import CallFormat
 
 Schema: TypeAlias = Mapping[str, Any]
 T = TypeVar("T")
@@ -70,50 +74,8 @@ def num_unsettled(text: str, markers: Iterable[str], start: int = 0) -> int:
     """Return how many characters at the end of the text, from `start` on, may begin a marker."""
     marks = tuple(markers)
     longest = min(max(map(len, marks), default=1) - 1, len(text) - start)
-    return next((length for length in range(longest, 0, -1) if _begins(text[-length:], marks)), 0)
-
-
-def _begins(end: str, markers: Iterable[str]) -> bool:
-    return any(len(end) < len(marker) and marker.startswith(end) for marker in markers)
-
-
-class ValueEnd:
-    """Finds the end of one value. Each text continues the text before.
-
-    A JSON value ends after its closing bracket or quote, or before a comma, a bracket or white space where it has none.
-    A Python argument ends before the comma or the bracket that follows it."""
-
-    def __init__(self, in_python: bool = False) -> None:
-        self._quotes, self._follows = ("\"'", ",)]}") if in_python else ('"', ",]} \t\r\n")
-        self._encloses = False if in_python else None  # whether the value has a closing bracket or quote of its own
-        self._in_python, self._quote, self._escaped, self._depth = in_python, "", False, 0
-
-    def find(self, text: str, start: int) -> int | None:
-        """Return where the value ends, which has not ended before `start`; None if it goes on after the text."""
-        for at in range(start, len(text)):
-            character = text[at]
-            if self._encloses is None:
-                self._encloses = character in '"{['
-            if not self._encloses and not self._quote and not self._depth and character in self._follows:
-                return at
-            if self._encloses or self._in_python:
-                self._follow(character)
-            if self._encloses and not self._quote and not self._depth:
-                return at + 1
-        return None
-
-    def _follow(self, character: str) -> None:
-        """Follow strings and brackets."""
-        if self._quote:
-            if not self._escaped and character == self._quote:
-                self._quote = ""
-            self._escaped = not self._escaped and character == "\\"
-        elif character in self._quotes:
-            self._quote = character
-        elif character in "([{":
-            self._depth += 1
-        elif character in ")]}":
-            self._depth -= 1
+    ends = (text[-length:] for length in range(longest, 0, -1))
+    return next((len(end) for end in ends if any(end != mark and mark.startswith(end) for mark in marks)), 0)
 
 
 class NoCall(Exception):
@@ -124,63 +86,80 @@ class Enough(Exception):
     """As many calls have been found as were wanted."""
 
 
-class Tape:
-    def __init__(
-        self,
-        tools: Mapping[str, Schema],
-        make_id: Callable[[], str],
-        most: int | None = None,
-        hidden: Sequence[str] = (),
-    ) -> None:
-        """`tools` maps the names of functions to the schemas of their parameters.
+class CallReader:
+    """Reads one output. Equal text gives equal calls and equal text, however it is cut into pieces."""
 
-        `most` is how many calls are wanted. `hidden` are special tokens, which are no part of a text."""
-        self.tools = tools
-        self._make_id, self._most, self._hidden = make_id, most, tuple(hidden)
-        self._text, self._at, self._num_arrived, self._ended = "", 0, 0, False
+    def __init__(
+        self, form: CallFormat, tools: Mapping[str, Schema], most: int | None = None, hidden: Sequence[str] = ()
+    ) -> None:
+        """`tools` maps the names of functions to the schemas of their parameters. After `most` calls nothing follows.
+
+        `hidden` are markers that are special tokens: no text shows them."""
+        self._form, self.tools, self._most, self._hidden = form, tools, most, tuple(hidden)
+        self.ends_answer = most is not None  # whether the answer ends with the calls that are wanted
+        self.is_over = False  # whether as many calls have been found as were wanted
+        self._text, self._at, self._has_ended = "", 0, False
         self._attempt: int | None = None  # where the text begins that may still turn out to be no call
         self._texts: list[str] = []
         self._parts: list[CallPart] = []
         self._blank = ""  # white space that may stand beside a call, where it is no part of the text
         self._speaks = False  # whether text has been said since the last call
         self._num_calls, self._has_arguments = 0, False
+        self._reading = self._read()
+        self._advance()
 
-    # --- What arrives, and what was found
-
-    def feed(self, text: str) -> None:
+    def feed(self, text: str) -> CallText:
+        """Take the text apart; its end may be held back until more text shows what it is."""
         start = self._at if self._attempt is None else self._attempt
         self._text, self._at = self._text[start:] + text, self._at - start
         self._attempt = None if self._attempt is None else 0
-        self._num_arrived += len(text)
+        return self._advance()
 
-    def end(self) -> None:
-        """Learn that no more text comes."""
-        self._ended = True
+    def flush(self) -> CallText:
+        """Return the held text, when no more text comes."""
+        self._has_ended = True
+        return self._advance()
 
-    def take_found(self) -> CallText:
-        """Return what was found since this was asked last."""
-        if self._ended and not self._num_calls:
+    def _advance(self) -> CallText:
+        if not self.is_over:
+            try:
+                next(self._reading, None)
+            except Enough:
+                self.is_over = True
+        if self._has_ended and not self._num_calls:
             self._texts.append(self._blank)
             self._blank = ""
         found = CallText("".join(self._texts), join_parts(self._parts))
         self._texts, self._parts = [], []
         return found
 
+    def _read(self) -> Reading[None]:
+        if self._form.begins_answer:
+            yield from self._try_calls("")
+        while marker := (yield from self.say_until(*self._form.openings)):
+            yield from self._try_calls(marker)
+
+    def _try_calls(self, marker: str) -> Reading[None]:
+        self.begin_attempt(marker)
+        with suppress(NoCall):
+            yield from self._form.layout.read(self, marker)
+        if self._attempt is not None:  # no call has begun since the attempt began
+            start, self._attempt = self._attempt, None
+            self.say(self._text[start : self._at])
+
     # --- Taking text
 
-    def wait(self) -> Reading[bool]:
+    def _wait(self) -> Reading[bool]:
         """Wait for more text; return whether more has come."""
-        before = self._num_arrived
-        while self._num_arrived == before and not self._ended:
+        if not self._has_ended:
             yield
-        return self._num_arrived > before
+        return not self._has_ended
 
     def peek(self) -> Reading[str]:
         """Return the next character, or nothing at the end."""
-        while self._at >= len(self._text):
-            if not (yield from self.wait()):
-                return ""
-        return self._text[self._at]
+        while self._at >= len(self._text) and (yield from self._wait()):
+            pass
+        return self._text[self._at : self._at + 1]
 
     def skip(self, characters: str = " \t\r\n") -> Reading[str]:
         """Skip white space; return the next character, or nothing at the end."""
@@ -194,7 +173,7 @@ class Tape:
         while True:
             ahead = self._text[self._at : self._at + longest]
             is_open = any(len(ahead) < len(marker) and marker.startswith(ahead) for marker in markers)
-            if not is_open or not (yield from self.wait()):
+            if not is_open or not (yield from self._wait()):
                 break
         found = max((marker for marker in markers if ahead.startswith(marker)), key=len, default="")
         self._at += len(found)
@@ -216,7 +195,7 @@ class Tape:
         is_whole = False
         while (found := find_first(self._text, markers, self._at, is_whole)) is None and not is_whole:
             self._pass(len(self._text) - num_unsettled(self._text, markers, self._at), pass_on)
-            is_whole = not (yield from self.wait())
+            is_whole = not (yield from self._wait())
         at, marker = found or (len(self._text), "")
         self._pass(at, pass_on)
         self._at += len(marker)
@@ -246,14 +225,34 @@ class Tape:
         return name
 
     def value(self, pass_on: Callable[[str], None], in_python: bool = False) -> Reading[None]:
-        """Pass one value on while it arrives."""
-        end = ValueEnd(in_python)
+        """Pass one value on while it arrives.
+
+        A JSON value ends after its closing bracket or quote, or before a comma, a bracket or white space where it has
+        none. A Python argument ends before the comma or the bracket that follows it."""
+        quotes, follows = ("\"'", ",)]}") if in_python else ('"', ",]} \t\r\n")
+        closes = not in_python and (yield from self.peek()) in '"{['  # with a bracket or a quote of its own
+        quote, is_escaped, depth = "", False, 0
         while True:
-            at = end.find(self._text, self._at)
-            self._pass(len(self._text) if at is None else at, pass_on)
-            if at is not None:
-                return
-            if not (yield from self.wait()):
+            for at in range(self._at, len(self._text)):
+                character = self._text[at]
+                if not closes and not quote and not depth and character in follows:
+                    return self._pass(at, pass_on)
+                if quote:
+                    if not is_escaped and character == quote:
+                        quote = ""
+                    is_escaped = not is_escaped and character == "\\"
+                elif not closes and not in_python:
+                    continue
+                elif character in quotes:
+                    quote = character
+                elif character in "([{":
+                    depth += 1
+                elif character in ")]}":
+                    depth -= 1
+                if closes and not quote and not depth:
+                    return self._pass(at + 1, pass_on)
+            self._pass(len(self._text), pass_on)
+            if not (yield from self._wait()):
                 raise NoCall
 
     def json_text(self) -> Reading[str]:
@@ -274,15 +273,9 @@ class Tape:
         if self._attempt is None:
             self._attempt = self._at - len(marker)
 
-    def end_attempt(self) -> None:
-        """Say what was read since the attempt began, unless a call has begun."""
-        if self._attempt is not None:
-            start, self._attempt = self._attempt, None
-            self.say(self._text[start : self._at])
-
     def begin_call(self, name: str) -> None:
         self._attempt, self._blank, self._speaks, self._has_arguments = None, "", False, False
-        self._parts.append(CallPart(self._num_calls, "", self._make_id(), name))
+        self._parts.append(CallPart(self._num_calls, "", self._form.make_id(), name))
         self._num_calls += 1
 
     def add(self, arguments: str) -> None:

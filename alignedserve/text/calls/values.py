@@ -17,6 +17,7 @@ _TOKEN = re.compile(
 _ESCAPE = re.compile(r"\\(?:x[\da-fA-F]{2}|u[\da-fA-F]{4}|U[\da-fA-F]{8}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "\n": ""}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
+_END = None, ""  # comes after the last token
 _MOST_DEPTH = 64
 _MOST_CODE = 0x10FFFF
 
@@ -34,10 +35,11 @@ def read_value(written: str) -> Any:
 
 
 def read_literal(written: str) -> Any:
-    """Return the value of a Python literal, in which JSON's words count too."""
-    reader = _Literal(written.strip())
-    value = reader.read(_MOST_DEPTH)
-    if reader.kind:
+    """Return the value of a Python literal, in which JSON's words count too. Nothing is evaluated."""
+    tokens = [(found.lastgroup, found[0].strip()) for found in _TOKEN.finditer(written.strip())]
+    left = [_END, *reversed(tokens)]
+    value = _read(left, _MOST_DEPTH)
+    if left != [_END]:
         raise NoValue
     return value
 
@@ -56,59 +58,36 @@ def is_unicode(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-class _Literal:
-    """Reads a literal token by token. Nothing is evaluated, and the depth is limited."""
-
-    def __init__(self, written: str) -> None:
-        self._written, self._at = written, 0
-        self.kind, self._token = "", ""
-        self._next()
-
-    def _next(self) -> None:
-        found = _TOKEN.match(self._written, self._at)
-        self.kind, self._token = (found.lastgroup or "", found[0].strip()) if found else ("", "")
-        self._at = found.end() if found else self._at
-
-    def read(self, depth: int) -> Any:
-        if not depth:
-            raise NoValue
-        if self.kind == "text":
-            return self._read_text()
-        kind, token = self.kind, self._token
-        self._next()
-        if kind == "number":
-            return _number(token)
-        if kind == "word" and token.lower() in _WORDS:
-            return _WORDS[token.lower()]
-        if token not in _CLOSING:
-            raise NoValue
-        items = list(self._read_items(_CLOSING[token], depth - 1))
-        return dict(items) if token == "{" else items[0] if token == "(" and len(items) == 1 else items
-
-    def _read_text(self) -> str:
-        """Read strings beside each other, which are one."""
-        text = ""
-        while self.kind == "text":
-            text += _ESCAPE.sub(lambda found: _character(found[0]), self._token[1:-1])
-            self._next()
+def _read(left: list[tuple[str | None, str]], depth: int) -> Any:
+    """Take a value off the tokens that are left, of which the last comes first."""
+    kind, token = left.pop()
+    if not depth:
+        raise NoValue
+    if kind == "text":
+        text = _unescaped(token)
+        while left[-1][0] == "text":  # texts beside each other are one
+            text += _unescaped(left.pop()[1])
         return text
-
-    def _read_items(self, closing: str, depth: int) -> list[Any]:
-        items: list[Any] = []
-        while self._token != closing or self.kind != "sign":
-            item = self.read(depth)
-            if closing == "}":
-                if self.kind != "sign" or self._token != ":":
-                    raise NoValue
-                self._next()
-                item = _key(item), self.read(depth)
-            items.append(item)
-            if self.kind == "sign" and self._token == ",":
-                self._next()
-            elif self._token != closing or self.kind != "sign":
+    if kind == "number":
+        return _number(token)
+    if kind == "word" and token.lower() in _WORDS:
+        return _WORDS[token.lower()]
+    if token not in _CLOSING:
+        raise NoValue
+    items, closing = list[Any](), ("sign", _CLOSING[token])
+    while left[-1] != closing:
+        item = _read(left, depth - 1)
+        if token == "{":
+            if left.pop() != ("sign", ":"):
                 raise NoValue
-        self._next()
-        return items
+            item = _key(item), _read(left, depth - 1)
+        items.append(item)
+        if left[-1] == ("sign", ","):
+            left.pop()
+        elif left[-1] != closing:
+            raise NoValue
+    left.pop()
+    return dict(items) if token == "{" else items[0] if token == "(" and len(items) == 1 else items
 
 
 def _number(token: str) -> int | float:
@@ -124,6 +103,10 @@ def _key(value: Any) -> str:
     if isinstance(value, list | dict):
         raise NoValue
     return value if isinstance(value, str) else to_json(value)
+
+
+def _unescaped(token: str) -> str:
+    return _ESCAPE.sub(lambda found: _character(found[0]), token[1:-1])
 
 
 def _character(escape: str) -> str:
