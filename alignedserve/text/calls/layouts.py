@@ -105,17 +105,16 @@ class JsonCalls(CallLayout):
             else:
                 value = _parsed(written := (yield from reader.json_text()))
                 if key in self.name_keys and not name:
-                    is_name = isinstance(value, str) and value.isprintable()
-                    if not is_name or (self.known_only and value not in reader.tools):
+                    name = value if isinstance(value, str) and value.isprintable() else ""
+                    if not name or (self.known_only and name not in reader.tools):
                         raise NoCall
-                    reader.begin_call(name := value)
-                    if arguments:
-                        reader.add(arguments)
+                    reader.begin_call(name)
                 elif key in self.argument_keys:
                     is_text = isinstance(value, str) and is_unicode(value)
-                    arguments = value if is_text else "{}" if value is None else written
-                    if name:
-                        reader.add(arguments)
+                    arguments = value if is_text else "" if value is None else written
+                if name and arguments:
+                    reader.add(arguments)
+                    arguments = ""
             follows = yield from reader.expect(",", "}")
         if not name:
             raise NoCall
