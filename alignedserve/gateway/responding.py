@@ -28,9 +28,16 @@ from alignedserve.gateway.openai.types import ChatRequest
 from alignedserve.gateway.openai.writing import json_parts
 from alignedserve.gateway.responses.answer import ResponseAnswer, response_head
 from alignedserve.gateway.responses.background import TIER, Background
-from alignedserve.gateway.responses.chats import make_chat, renamed, shown_fields
 from alignedserve.gateway.responses.keeping import KeptItemRoom, ResponseKeeper, kept_id
-from alignedserve.gateway.responses.types import PREFIX, Item, ResponseRequest, kept_item
+from alignedserve.gateway.responses.types import (
+    PREFIX,
+    Item,
+    ResponseRequest,
+    kept_item,
+    make_chat,
+    renamed,
+    shown_fields,
+)
 from alignedserve.gateway.starting import Starter
 from alignedserve.gateway.streaming import parts_response
 from alignedserve.store.response import StoredResponse

@@ -26,8 +26,7 @@ from alignedserve.gateway.openai.shapes import make_shape
 from alignedserve.gateway.openai.strict import parse_body
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.responses.answer import ResponseAnswer, response_head
-from alignedserve.gateway.responses.chats import make_lone_chat
-from alignedserve.gateway.responses.types import PREFIX, ResponseRequest
+from alignedserve.gateway.responses.types import PREFIX, ResponseRequest, make_lone_chat
 from alignedserve.gateway.vectors import (
     EmbeddingRequest,
     all_of,

@@ -1,4 +1,4 @@
-"""The body that creates a response: OpenAI's fields, and our own for sampling and promises.
+"""The body that creates a response, with OpenAI's fields and our own, and the chat that it becomes.
 
 A field is honoured, or refused by name, or named as ignored in a header of the answer, as in chats. What clients send
 by default is never refused.
@@ -6,6 +6,9 @@ by default is never refused.
 The items of a conversation are messages, calls of functions, what they returned, and reasoning. Clients send back those
 of earlier responses as they got them, so fields that only describe an item, such as its status, are taken and change
 nothing. The id of an item names the response that it belongs to.
+
+Chats say how many messages a turn of the assistant is: its reasoning, its text and its calls are one message, while
+the items of a response stand side by side.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ import msgspec
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from alignedserve.gateway.openai.errors import UNSUPPORTED
+from alignedserve.gateway.openai.errors import UNSUPPORTED, ApiError, invalid
 from alignedserve.gateway.openai.formats import Schema
 from alignedserve.gateway.openai.strict import Ignored, ListOf, Ruled, SentBack, Strict, TextOr, Usual, fault, type_of
-from alignedserve.gateway.openai.tools import MOST_TOOLS, Name, Typed
-from alignedserve.gateway.openai.types import MOST_LOGPROBS, MOST_MESSAGES, SampledRequest
+from alignedserve.gateway.openai.tools import MOST_TOOLS, Name, Typed, as_function
+from alignedserve.gateway.openai.types import MOST_LOGPROBS, MOST_MESSAGES, ChatRequest, SampledRequest, text_of
 
 _MOST_PAIRS, _MOST_KEY, _MOST_VALUE = 16, 64, 512  # of metadata: pairs, characters of a key, of a value
 _LOGPROBS = "message.output_text.logprobs"
@@ -202,8 +205,7 @@ class FunctionTool(Typed, Ruled):
 
     @property
     def chat_tree(self) -> dict[str, Any]:
-        fields = ("name", "description", "parameters", "strict")
-        return {"type": "function", "function": self.model_dump(include=set(fields), exclude_none=True)}
+        return as_function(name=self.name, description=self.description, parameters=self.parameters, strict=self.strict)
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -216,11 +218,20 @@ class NamedResponseTool(Strict):
     type: Literal["function"]
     name: Name
 
+    @property
+    def chat_tree(self) -> dict[str, Any]:
+        return as_function(name=self.name)
+
 
 class AllowedResponseTools(Strict):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: ListOf[NamedResponseTool] = Field(min_length=1, max_length=MOST_TOOLS)
+
+    @property
+    def chat_tree(self) -> dict[str, Any]:
+        named = [tool.chat_tree for tool in self.tools]
+        return {"type": self.type, self.type: {"mode": self.mode, "tools": named}}
 
 
 def _kind_of_choice(choice: Any) -> Any:
@@ -340,3 +351,105 @@ class ResponseRequest(SampledRequest):
         options = self.reasoning or ReasoningOptions()
         reasoning = [f"reasoning.{name}" for name in ("context", "mode") if getattr(options, name) is not None]
         return [*super().ignored, *(f"include.{name}" for name in included), *reasoning]
+
+
+# --- The chat
+
+_SAME = (
+    *(*SampledRequest.model_fields, "chat_template_kwargs", "max_reasoning_tokens"),
+    *("parallel_tool_calls", "top_logprobs"),
+)
+# The fields of a chat that have another name here.
+_NAMES = {
+    "max_completion_tokens": "max_output_tokens",
+    "tools.function.strict": "tools.strict",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "verbosity": "text.verbosity",
+    "messages.reasoning": "input.reasoning",
+    "messages.annotations": "input.annotations",
+}
+
+
+def make_chat(body: ResponseRequest, items: Sequence[Item]) -> ChatRequest:
+    """Return the chat of a body with these items of conversation; raise an ApiError that names the body's fields."""
+    text, choice = body.text or TextOptions(), body.tool_choice
+    tree = {name: getattr(body, name) for name in _SAME} | {
+        "messages": make_messages(body.instructions, items),
+        "max_completion_tokens": body.max_output_tokens,
+        "tools": [tool.chat_tree for tool in body.tools or ()] or None,
+        "tool_choice": choice if choice is None or isinstance(choice, str) else choice.chat_tree,
+        "response_format": text.format and text.format.chat_tree,
+        "verbosity": text.verbosity,
+        "reasoning_effort": body.reasoning and body.reasoning.effort,
+        "logprobs": body.shows_logprobs or None,
+    }
+    try:
+        return ChatRequest.of(tree)
+    except ApiError as error:
+        raise renamed(error) from None
+
+
+def make_lone_chat(body: ResponseRequest) -> ChatRequest:
+    """Return the chat of a body that stands alone, as in a batch; raise if it names other responses."""
+    own: Sequence[Item | ItemReference] = (
+        [MessageItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    )
+    items = [item for item in own if not isinstance(item, ItemReference)]
+    names = {
+        "previous_response_id": body.previous_response_id is not None,
+        "input": len(items) < len(own),
+        "background": bool(body.background),
+    }
+    if field := next((name for name, is_there in names.items() if is_there), None):
+        message = f"{field}: a line of a batch stands alone: send all items of its conversation"
+        raise invalid(message, field, "unsupported_parameter")
+    return make_chat(body, items)
+
+
+def make_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    reasoning = ""  # waits for the message or the call that it led to
+    for item in items:
+        if isinstance(item, ReasoningItem):
+            reasoning += item.text
+        elif isinstance(item, OutputItem):
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
+        elif isinstance(item, CallItem):
+            if reasoning or not messages or messages[-1]["role"] != "assistant":
+                messages.append(_assistant("", reasoning))
+            call = as_function(name=item.name, arguments=item.arguments)
+            messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, **call})
+            reasoning = ""
+        elif item.role == "assistant":
+            messages.append(_assistant(text_of(item.content), reasoning))
+            reasoning = ""
+        elif len(messages) == 1 and {item.role, messages[0]["role"]} <= {"system", "developer"}:
+            # What the system says at the beginning is one message, since many templates take no more.
+            messages[0]["content"] += f"\n\n{text_of(item.content)}"
+        else:
+            messages.append({"role": item.role, "content": text_of(item.content)})
+    return messages or [{"role": "user", "content": ""}]
+
+
+def _assistant(content: str, reasoning: str) -> dict[str, Any]:
+    told = {"reasoning_content": reasoning} if reasoning else {}
+    return {"role": "assistant", "content": content, **told}
+
+
+def renamed(error: ApiError) -> ApiError:
+    """Return an error about a chat with the names that the fields have here.
+
+    Messages are named as the input: their places differ from those of its items."""
+    message, param = error.message, error.param
+    if param is not None and param.startswith("messages"):
+        message, param = message.removeprefix(f"{param}: "), "input"
+    for name, shown in _NAMES.items():
+        if param is not None and param.startswith(name):
+            message, param = message.replace(name, shown), param.replace(name, shown)
+    return ApiError(error.status, message, param=param, code=error.code, headers=error.headers)
+
+
+def shown_fields(names: Sequence[str]) -> list[str]:
+    """Return a chat's fields by the names that they have here."""
+    return [_NAMES.get(name, name) for name in names]
