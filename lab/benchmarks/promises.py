@@ -4,6 +4,7 @@
     python -m lab.benchmarks.promises --parts overload --seeds 0,1,2 --all
     python -m lab.benchmarks.promises --chats FILE.csv                # another trace of chats
     python -m lab.benchmarks.promises --parts lending --seeds 0,1,2
+    python -m lab.benchmarks.promises --parts near_lengths --seeds 0,1,2
 
 All runs are simulated: RTX 4090 with Llama-3.1-8B, two colocated workers unless a row says more.
 
@@ -17,27 +18,33 @@ All runs are simulated: RTX 4090 with Llama-3.1-8B, two colocated workers unless
     beside     documents, all at once and one after the other, beside each kind of chats: chats in time against the
                best preset, and tokens of documents against the best preset that keeps as many promises; and the longest
                time that a document stands still at 0.7 times the capacity
+    near_lengths   that decodes of near lengths share a step (schedulers/near_lengths.py), against the same runs in
+               order, for each load (NEAR), topology and seed: tokens while requests come, and with the drain; tokens of
+               long documents; the 99th percentile of the requests' mean time between tokens; chats in time
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise, product
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
+from unittest.mock import patch
 
 from alignedserve.core import ServiceClass
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
-from alignedserve.lab.benchmarks.common.simulating import figure_of_each, save_load
+from alignedserve.lab.benchmarks.common.simulating import figure_of_each, of_each, record_of, save_load
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.trial import SimulationTrial
-from alignedserve.loads.figures.request_figures import attains, requests_of_class, ttft_s
+from alignedserve.loads.figures.request_figures import attains, mean_tpot_s, requests_of_class, ttft_s
 from alignedserve.loads.records.records import RunRecord
 from alignedserve.loads.workload.spec import read_workload
+from alignedserve.schedulers.near_lengths import NearLengths
 
 T = TypeVar("T")
 
@@ -120,6 +127,31 @@ BATCH = (  # one-time, of two kinds
     {"name": "long", "service": "be", "prompt": "8000-30000", "output": "256-1024"},
 )
 NUM_SHORT, NUM_LONG = 700, 70
+
+
+def _in_flight(number: int) -> dict[str, Any]:
+    return {"arrivals": "closed", "replace": True, "in_flight": number, "num_requests": 100_000}
+
+
+FEW_TOKENS, FEW_SEATS = {"prompt": "64-256", "output": "64-256"}, "engine.max_batch=64"
+LONG_DOCUMENTS = {"name": "documents", "service": "be", "prompt": "4000-16000", "output": "128-512"}
+SHORT_JOBS = {"name": "short", "service": "be", **FEW_TOKENS}
+LONG_FROM = 1_000  # tokens of a prompt
+NEAR: dict[str, tuple[float, tuple[dict[str, Any], ...]]] = {  # seconds with arrivals, and streams, on BATCH_GPU
+    "flow": (30.0, ({**SHORT_JOBS, **_in_flight(120)}, {**LONG_DOCUMENTS, **_in_flight(24)})),
+    "once": (
+        1e6,
+        tuple(
+            {**each, "arrivals": "at_once", "num_requests": number}
+            for each, number in ((SHORT_JOBS, 300), (LONG_DOCUMENTS, 30))
+        ),
+    ),
+    "chats": (
+        16.0,
+        ({"name": "chats", **FEW_TOKENS, "rate": 8.0, "num_requests": 100_000}, {**LONG_DOCUMENTS, **_in_flight(24)}),
+    ),
+}
+OF_FLOW, OF_LONG, OF_P99 = 1.08, 0.5, 1.1  # goals, as shares of the figure in order
 
 
 def of_seeds(
@@ -281,19 +313,81 @@ def _tell_longest(label: str, at_once: bool, runs: Sequence[Beside]) -> None:
     report(f"{label}, longest wait of a document", max(run.longest_wait_s for run in runs), "s", goal=goal)
 
 
+@dataclass(frozen=True)
+class NearFigures:
+    tokens_per_s: float  # while requests come
+    drained_per_s: float  # tokens of all, with the drain
+    long_per_s: float  # tokens of long documents while requests come
+    p99_s: float
+    attained: float  # share of chats
+
+    @classmethod
+    def of(cls, run: tuple[str, SimulationTrial, bool]) -> NearFigures:
+        """Simulate a load with steps in order or not, in a process of its own."""
+        load, trial, in_order = run
+        with patch.object(NearLengths, "choose", lambda _self, found, _view: found) if in_order else nullcontext():
+            record = record_of(trial)
+        until = min(record.began_at + NEAR[load][0], record.ended_at)
+        came = [(request, sum(at <= until for at in request.token_at)) for request in record.requests]
+        long = sum(tokens for request, tokens in came if request.num_prompt >= LONG_FROM)
+        chats = requests_of_class(record.requests, ServiceClass.RT)
+        tpots = sorted(mean_tpot_s(request) for request in record.requests if len(request.token_at) > 1)
+        seconds = until - record.began_at
+        return cls(
+            sum(tokens for _, tokens in came) / seconds,
+            sum(len(request.token_at) for request in record.requests) / record.duration_s,
+            long / seconds,
+            tpots[int(0.99 * len(tpots))],
+            num_kept(record) / len(chats) if chats else 1.0,
+        )
+
+
+def near_lengths(_: dict[str, NamedLoad], seeds: Sequence[int], _with_all: bool) -> None:
+    """Report each seed apart: a mean would hide one in which documents lose more than others gain."""
+    rows = list(product(NEAR, ("1+1", "2xcolocated"), seeds))
+    with TemporaryDirectory() as folder:
+        saved = {
+            name: save_load(Path(folder) / f"{name}.yaml", first_s, *streams)
+            for name, (first_s, streams) in NEAR.items()
+        }
+        trials = [
+            SimulationTrial("aligned", saved[name], cluster, seed, None, BATCH_GPU, options=(FEW_SEATS,))
+            for name, cluster, seed in rows
+        ]
+        runs = [
+            (row[0], trial, in_order) for row, trial in zip(rows, trials, strict=True) for in_order in (False, True)
+        ]
+        figures = iter(of_each(NearFigures.of, runs))
+    for load, cluster, seed in rows:
+        near, in_order = next(figures), next(figures)
+        where, least = f"{load}, {cluster}, seed {seed}", OF_FLOW if load == "flow" else 1.0
+        for name, value, base, goal in (
+            ("tokens", near.tokens_per_s, in_order.tokens_per_s, least),
+            ("tokens with the drain", near.drained_per_s, in_order.drained_per_s, 1.0),
+            ("tokens of documents", near.long_per_s, in_order.long_per_s, OF_LONG),
+        ):
+            report(f"{where}, {name}", value, "1/s", baseline=base, goal=goal * base, at_least=True)
+        base = in_order.p99_s
+        report(f"{where}, P99 of mean times between tokens", near.p99_s, "s", baseline=base, goal=OF_P99 * base)
+        base = in_order.attained
+        report(f"{where}, chats in time", near.attained, "1", baseline=base, goal=base, at_least=True)
+
+
 PARTS: dict[str, Callable[[dict[str, NamedLoad], Sequence[int], bool], None]] = {
     "overload": overload,
     "refusals": refusals,
     "lending": lending,
     "answers": answers,
     "beside": beside,
+    "near_lengths": near_lengths,
 }
 
 
 def main() -> int:
     parser = command(__doc__)
-    usual = [part for part in PARTS if part != "lending"]
-    parser.add_argument("--parts", type=several(str, PARTS), default=usual, help="default: all but lending")
+    usual = [part for part in PARTS if part not in ("lending", "near_lengths")]
+    what = "default: all but lending and near_lengths"
+    parser.add_argument("--parts", type=several(str, PARTS), default=usual, help=what)
     parser.add_argument("--seeds", type=several(int), default=[0], help="default: %(default)s")
     parser.add_argument("--all", action="store_true", help="all loads, rates, sizes: forty minutes of two cores")
     parser.add_argument(
