@@ -3,21 +3,21 @@
 A step reads the KV of all its decodes, and all decodes wait for the step. So a long document beside many short jobs
 makes the jobs' tokens dearer. Several steps may then be better than one:
 
-    in order     [ 100 short, 20 long ] 33 ms                                          3,600 tokens/s
-    by length    two or three [ 100 short ] 15 ms, then [ 100 short, 20 long ] 33 ms   5,200 tokens/s
+    in order     [ 100 short, 20 long ] 33 ms                                      3,600 tokens/s
+    by length    two [ 100 short, 20 long ] 33 ms each, then [ 100 short ] 15 ms   4,200 tokens/s
 
 The cost model, which each worker fits to its own steps, says where: from the longest on, decodes are left out while
 this makes the step's tokens cheaper. A chunk of a prompt belongs to the step; beside a large chunk decodes are cheap,
 and all run. Where both halves of a step take less time than the whole, the halves take turns, and no request loses.
 Otherwise a document loses pace so that others gain tokens, within limits:
 
-- The document keeps four ninths of the pace where begun answers wait for a seat, and two thirds where prompts wait.
+- The document keeps four fifths of its pace.
 - Only for jobs that arrived after the document's prompt began: work that came together ends with its longest requests.
 - Only while requests wait for time, and as much memory is free as the document holds: else it should end soon.
 - Steps with decodes of chats are filled by promises alone.
 
-Gain: documents of 4,000 to 16,000 tokens beside 120 short jobs in flight, +21 to +30 % of all tokens colocated and +8
-to +9 % as `1+1`, at 0.61 to 0.86 of the documents' pace; 0 on the 17 loads of lab/benchmarks/rules.py.
+Gain: documents of 4,000 to 16,000 tokens beside 120 short jobs in flight, +10 to +13 % of all tokens, at 0.84 to 0.92
+of the documents' (lab/benchmarks/promises.py, part near_lengths); 0 on the 17 loads of lab/benchmarks/rules.py.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from alignedserve.cost.model import CostModel, Shape
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import PlannedStep, StepView, shape_of
 
-# The time between two tokens of a document that is left out / the same in order, on average:
-FOR_ANSWERS = 2.25  # while answers that have begun wait for a seat: each step saved shortens their pauses
-FOR_PROMPTS = 1.5  # while prompts wait, which have no pauses yet
+OF_IN_ORDER = 1.25  # the mean time between two tokens of a document that is left out / the same in order
 
 
 class NearLengths:
@@ -65,7 +63,7 @@ class NearLengths:
         if first.predicted_s <= self._left_s:
             self._left_s -= first.predicted_s
             return first
-        self._left_s += ((FOR_PROMPTS if view.waiting else FOR_ANSWERS) - 1.0) * found.predicted_s
+        self._left_s += (OF_IN_ORDER - 1.0) * found.predicted_s
         return found
 
 
@@ -117,7 +115,7 @@ def _wait_for_time(far: Sequence[WorkerRequest], view: StepView) -> bool:
 def _came_later(near: Sequence[WorkerRequest], far: Sequence[WorkerRequest], found: PlannedStep, now: float) -> bool:
     """Return whether a request of `near` arrived after all prompts of `far` had begun, and none of `far` must hurry."""
     newest = max([running.request.arrival_at for running in near])
-    hurries_at = now + 2 * FOR_ANSWERS * found.predicted_s
+    hurries_at = now + 2 * OF_IN_ORDER * found.predicted_s
     return all(
         running.request.arrival_at + (running.waited_s or 0.0) < newest and running.promise.due_at(now) > hurries_at
         for running in far
