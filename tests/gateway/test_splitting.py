@@ -146,6 +146,7 @@ def test_texts_around_an_answer_are_dropped() -> None:
             SplitText("Hm.", "It is 7."),
         ),
         ("inkling", "<|message_model|><|content_text|>It is 7.<|end_message|>", (), SplitText("", "It is 7.")),
+        ("inkling", "<|message_model|>", (), SplitText("", "")),
         ("hy_v3", "<think>Hm.</think>It is 7.", (), SplitText("Hm.", "It is 7.")),
     ],
 )

@@ -1,7 +1,7 @@
-"""Read the calls in the text of one output while it arrives.
+"""Read the text of one output while it arrives: the scanner of such a text, and the reader of the calls in it.
 
-A layout reads calls as a generator: it takes text from the reader, and waits (`yield`) where it needs more. Text that
-was taken for the beginning of a call is remembered until the call's name is known:
+A generator takes text from its scanner, and waits (`yield`) where it needs more. A layout reads calls so. Text that was
+taken for the beginning of a call is remembered until the call's name is known:
 
     See: <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>
     said ^attempt          ^ the call begins: from here on nothing is text again
@@ -12,6 +12,7 @@ is linear in the length of an output.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -86,68 +87,22 @@ class Enough(Exception):
     """As many calls have been found as were wanted."""
 
 
-class CallReader:
-    """Reads one output. Equal text gives equal calls and equal text, however it is cut into pieces."""
-
-    def __init__(
-        self, form: CallFormat, tools: Mapping[str, Schema], most: int | None = None, hidden: Sequence[str] = ()
-    ) -> None:
-        """`tools` maps the names of functions to the schemas of their parameters. After `most` calls nothing follows.
-
-        `hidden` are markers that are special tokens: no text shows them."""
-        self._form, self.tools, self._most, self._hidden = form, tools, most, tuple(hidden)
-        self.ends_answer = most is not None  # whether the answer ends with the calls that are wanted
-        self.is_over = False  # whether as many calls have been found as were wanted
+class Scanner(ABC):
+    def __init__(self) -> None:
         self._text, self._at, self._has_ended = "", 0, False
-        self._attempt: int | None = None  # where the text begins that may still turn out to be no call
-        self._texts: list[str] = []
-        self._parts: list[CallPart] = []
-        self._blank = ""  # white space that may stand beside a call, where it is no part of the text
-        self._speaks = False  # whether text has been said since the last call
-        self._num_calls, self._has_arguments = 0, False
+        self._attempt: int | None = None  # where the text begins that may still turn out to be something else
         self._reading = self._read()
-        self._advance()
 
-    def feed(self, text: str) -> CallText:
-        """Take the text apart; its end may be held back until more text shows what it is."""
-        start = self._at if self._attempt is None else self._attempt
-        self._text, self._at = self._text[start:] + text, self._at - start
-        self._attempt = None if self._attempt is None else 0
-        return self._advance()
-
-    def flush(self) -> CallText:
-        """Return the held text, when no more text comes."""
-        self._has_ended = True
-        return self._advance()
-
-    def _advance(self) -> CallText:
-        if not self.is_over:
-            try:
-                next(self._reading, None)
-            except Enough:
-                self.is_over = True
-        if self._has_ended and not self._num_calls:
-            self._texts.append(self._blank)
-            self._blank = ""
-        found = CallText("".join(self._texts), join_parts(self._parts))
-        self._texts, self._parts = [], []
-        return found
-
+    @abstractmethod
     def _read(self) -> Reading[None]:
-        if self._form.begins_answer:
-            yield from self._try_calls("")
-        while marker := (yield from self.say_until(*self._form.openings)):
-            yield from self._try_calls(marker)
+        """Read the output from its start."""
 
-    def _try_calls(self, marker: str) -> Reading[None]:
-        self.begin_attempt(marker)
-        with suppress(NoCall):
-            yield from self._form.layout.read(self, marker)
-        if self._attempt is not None:  # no call has begun since the attempt began
-            start, self._attempt = self._attempt, None
-            self.say(self._text[start : self._at])
-
-    # --- Taking text
+    def _advance(self, text: str, has_ended: bool = False) -> None:
+        """Read more text, as far as it is known what it is."""
+        start = self._at if self._attempt is None else self._attempt
+        self._text, self._at, self._has_ended = self._text[start:] + text, self._at - start, has_ended
+        self._attempt = None if self._attempt is None else 0
+        next(self._reading, None)
 
     def _wait(self) -> Reading[bool]:
         """Wait for more text; return whether more has come."""
@@ -179,17 +134,6 @@ class CallReader:
         self._at += len(found)
         return found
 
-    def accept(self, *markers: str) -> Reading[str]:
-        """Skip white space, then take a marker as `take` does."""
-        yield from self.skip()
-        return (yield from self.take(*markers))
-
-    def expect(self, *markers: str) -> Reading[str]:
-        """Skip white space, then take a marker, which must be there."""
-        if not (found := (yield from self.accept(*markers))):
-            raise NoCall
-        return found
-
     def until(self, *markers: str, pass_on: Callable[[str], None]) -> Reading[str]:
         """Pass the text on up to the first marker; take that, and return it. Return nothing at the end of the text."""
         is_whole = False
@@ -200,6 +144,79 @@ class CallReader:
         self._pass(at, pass_on)
         self._at += len(marker)
         return marker
+
+    def _pass(self, end: int, pass_on: Callable[[str], None]) -> None:
+        if end > self._at:
+            pass_on(self._text[self._at : end])
+            self._at = end
+
+
+class CallReader(Scanner):
+    """Reads one output. Equal text gives equal calls and equal text, however it is cut into pieces."""
+
+    def __init__(
+        self, form: CallFormat, tools: Mapping[str, Schema], most: int | None = None, hidden: Sequence[str] = ()
+    ) -> None:
+        """`tools` maps the names of functions to the schemas of their parameters. After `most` calls nothing follows.
+
+        `hidden` are markers that are special tokens: no text shows them."""
+        super().__init__()
+        self._form, self.tools, self._most, self._hidden = form, tools, most, tuple(hidden)
+        self.ends_answer = most is not None  # whether the answer ends with the calls that are wanted
+        self.is_over = False  # whether as many calls have been found as were wanted
+        self._texts: list[str] = []
+        self._parts: list[CallPart] = []
+        self._blank = ""  # white space that may stand beside a call, where it is no part of the text
+        self._speaks = False  # whether text has been said since the last call
+        self._num_calls, self._has_arguments = 0, False
+
+    def feed(self, text: str) -> CallText:
+        """Take the text apart; its end may be held back until more text shows what it is."""
+        self._advance(text)
+        return self._take_found()
+
+    def flush(self) -> CallText:
+        """Return the held text, when no more text comes."""
+        self._advance("", has_ended=True)
+        if not self._num_calls:
+            self._texts.append(self._blank)
+            self._blank = ""
+        return self._take_found()
+
+    def _take_found(self) -> CallText:
+        found = CallText("".join(self._texts), join_parts(self._parts))
+        self._texts, self._parts = [], []
+        return found
+
+    def _read(self) -> Reading[None]:
+        try:
+            if self._form.begins_answer:
+                yield from self._try_calls("")
+            while marker := (yield from self.say_until(*self._form.openings)):
+                yield from self._try_calls(marker)
+        except Enough:
+            self.is_over = True
+
+    def _try_calls(self, marker: str) -> Reading[None]:
+        self.begin_attempt(marker)
+        with suppress(NoCall):
+            yield from self._form.layout.read(self, marker)
+        if self._attempt is not None:  # no call has begun since the attempt began
+            start, self._attempt = self._attempt, None
+            self.say(self._text[start : self._at])
+
+    # --- Taking text
+
+    def accept(self, *markers: str) -> Reading[str]:
+        """Skip white space, then take a marker as `take` does."""
+        yield from self.skip()
+        return (yield from self.take(*markers))
+
+    def expect(self, *markers: str) -> Reading[str]:
+        """Skip white space, then take a marker, which must be there."""
+        if not (found := (yield from self.accept(*markers))):
+            raise NoCall
+        return found
 
     def say_until(self, *markers: str) -> Reading[str]:
         """Say the text up to the first marker; take that, and return it. Return nothing at the end of the text."""
@@ -260,11 +277,6 @@ class CallReader:
         pieces: list[str] = []
         yield from self.value(pieces.append)
         return "".join(pieces)
-
-    def _pass(self, end: int, pass_on: Callable[[str], None]) -> None:
-        if end > self._at:
-            pass_on(self._text[self._at : end])
-            self._at = end
 
     # --- Attempts, calls and text
 

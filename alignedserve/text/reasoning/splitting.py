@@ -8,12 +8,11 @@ Markers and the white space beside them belong to neither. Text that may begin a
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from alignedserve.text.calls.scanning import find_first, num_unsettled
+from alignedserve.text.calls.scanning import Reading, Scanner
 
 
 class ReasoningPhase(Enum):
@@ -34,31 +33,27 @@ class SplitText:
         return SplitText(self.reasoning + other.reasoning, self.text + other.text)
 
 
-class Splitter(ABC):
+class Splitter(Scanner):
     """Parts one output. Equal text gives equal parts, however it is cut into pieces."""
 
-    phase: ReasoningPhase
-
-    def __init__(self) -> None:
-        self._held = ""
+    def __init__(self, inside: bool) -> None:
+        """`inside`: the output begins within the reasoning, since the prompt ends with the start marker."""
+        super().__init__()
+        self.phase = ReasoningPhase.REASONING if inside else ReasoningPhase.OPEN
+        self._found = SplitText()
 
     def feed(self, text: str) -> SplitText:
         """Part the text; its end may be held back until more text shows what it is."""
-        text, self._held = self._held + text, ""
-        return sum(self._read(text), SplitText())
+        return self._part(text)
 
     def flush(self) -> SplitText:
         """Return the held text, when no more text comes."""
-        held, self._held = self._held, ""
-        return self._last(held)
+        return self._part("", has_ended=True)
 
-    @abstractmethod
-    def _read(self, text: str) -> Iterator[SplitText]:
-        """Part the whole text; text that must be held back goes to `_held`."""
-
-    @abstractmethod
-    def _last(self, held: str) -> SplitText:
-        """Part the held text, which no other text follows."""
+    def _part(self, text: str, has_ended: bool = False) -> SplitText:
+        self._found = SplitText()
+        self._advance(text, has_ended)
+        return self._found
 
 
 class MarkedSplitter(Splitter):
@@ -68,85 +63,52 @@ class MarkedSplitter(Splitter):
         self, starts: Sequence[str], ends: Sequence[str], calls: Sequence[str], dropped: Sequence[str], inside: bool
     ) -> None:
         """`starts` and `ends` are the markers. A text of `calls` begins a call: it ends the reasoning too, and is left
-        in the text. `dropped` are texts around the answer.
-
-        `inside`: the output begins within the reasoning, since the prompt ends with the start marker."""
-        super().__init__()
-        self.phase = ReasoningPhase.REASONING if inside else ReasoningPhase.OPEN
+        in the text. `dropped` are texts around the answer."""
+        super().__init__(inside)
         self._starts, self._ends, self._calls, self._dropped = starts, ends, calls, dropped
-        self._leads = inside  # whether nothing of this phase has been seen yet but white space
+        self._blank = ""  # white space that is left out where a marker follows
+        self._leads = True  # whether the answer may have no white space yet
 
-    def _read(self, text: str) -> Iterator[SplitText]:
-        read = {
-            ReasoningPhase.OPEN: self._read_open,
-            ReasoningPhase.REASONING: self._read_reasoning,
-            ReasoningPhase.ANSWER: self._read_answer,
-        }
-        while text:
-            text, found = read[self.phase](text)
-            yield found
-
-    def _last(self, held: str) -> SplitText:
+    def _read(self) -> Reading[None]:
+        if self.phase is ReasoningPhase.OPEN:
+            self._attempt = self._at
+            yield from self._skip_space()
+            marker = yield from self.take(*self._starts, *self._ends)
+            if not marker:
+                self._at, self._leads = self._attempt, False
+            self._attempt = None
+            self.phase = ReasoningPhase.REASONING if marker in self._starts else ReasoningPhase.ANSWER
         if self.phase is ReasoningPhase.REASONING:
-            return SplitText(held.rstrip(), "")
-        pieces = []
-        while self.phase is ReasoningPhase.ANSWER and (found := find_first(held, self._dropped, is_whole=True)):
-            at, marker = found
-            pieces.append(held[:at].rstrip())
-            held = held[at + len(marker) :]
-        return SplitText("", "".join([*pieces, held]))
+            yield from self._skip_space()
+            while (yield from self.take(*self._starts)):  # said again after the prompt's own
+                yield from self._skip_space()
+            marker = yield from self.until(*self._ends, *self._calls, pass_on=self._reason)
+            if not marker:
+                return
+            self.phase, self._blank = ReasoningPhase.ANSWER, ""
+            if marker in self._calls:
+                self._at -= len(marker)
+        marker = " "
+        while marker:
+            self._blank = ""
+            if self._leads:
+                yield from self._skip_space()
+            marker = yield from self.until(*self._dropped, pass_on=self._answer)
+        self._found += SplitText("", self._blank)
 
-    def _enter(self, phase: ReasoningPhase) -> None:
-        self.phase, self._leads = phase, True
+    def _skip_space(self) -> Reading[None]:
+        while (yield from self.peek()).isspace():
+            self._at += 1
 
-    def _read_open(self, text: str) -> tuple[str, SplitText]:
-        known = (*self._starts, *self._ends)
-        stripped = text.lstrip()
-        if (marker := _beginning(stripped, known)) is not None:
-            self._enter(ReasoningPhase.REASONING if marker in self._starts else ReasoningPhase.ANSWER)
-            return stripped[len(marker) :], SplitText()
-        if any(marker.startswith(stripped) for marker in known):
-            self._held = text
-            return "", SplitText()
-        self._enter(ReasoningPhase.ANSWER)
+    def _reason(self, text: str) -> None:
+        self._found += SplitText(self._settle(text), "")
+
+    def _answer(self, text: str) -> None:
         self._leads = False
-        return text, SplitText()
+        self._found += SplitText("", self._settle(text) if self._dropped else text)
 
-    def _read_reasoning(self, text: str) -> tuple[str, SplitText]:
-        if self._leads:
-            text = text.lstrip()
-            if (marker := _beginning(text, self._starts)) is not None:  # said again after the prompt's own
-                return text[len(marker) :], SplitText()
-            if any(marker.startswith(text) for marker in self._starts):
-                self._held = text
-                return "", SplitText()
-            self._leads = False
-        watched = (*self._ends, *self._calls)
-        if (found := find_first(text, watched)) is not None:
-            at, marker = found
-            self._enter(ReasoningPhase.ANSWER)
-            after = text[at:] if marker in self._calls else text[at + len(marker) :]
-            return after, SplitText(text[:at].rstrip(), "")
-        return "", SplitText(self._hold(text, watched), "")
-
-    def _read_answer(self, text: str) -> tuple[str, SplitText]:
-        if self._leads:
-            text = text.lstrip()
-        if (found := find_first(text, self._dropped)) is not None:
-            at, marker = found
-            self._leads = self._leads and not text[:at]
-            return text[at + len(marker) :], SplitText("", text[:at].rstrip())
-        settled = self._hold(text, self._dropped) if self._dropped else text
-        self._leads = self._leads and not settled
-        return "", SplitText("", settled)
-
-    def _hold(self, text: str, markers: Sequence[str]) -> str:
-        """Hold back what may begin a marker and the white space before it; return the text before that."""
-        settled = text[: len(text) - num_unsettled(text, markers)].rstrip()
-        self._held = text[len(settled) :]
+    def _settle(self, text: str) -> str:
+        """Return the text with the white space that was held back before it, and hold back what it ends with."""
+        settled = (self._blank + text).rstrip()
+        self._blank = (self._blank + text)[len(settled) :]
         return settled
-
-
-def _beginning(text: str, markers: Iterable[str]) -> str | None:
-    """Return the marker with which the text begins, or None."""
-    return next((marker for marker in markers if text.startswith(marker)), None)
