@@ -66,6 +66,8 @@ def test_a_family_parts_reasoning_and_answer(family: ReasoningFamily) -> None:
         (" to=functions.f<|channel|>commentary<|message|>{}<|call|>", SplitText("", CALL)),
         ("<|end|>" + FINAL + "7", SplitText("", "7")),
         ("Just a text.", SplitText("", "Just a text.")),
+        (" to", SplitText("", " to")),
+        ("to=", SplitText("", "")),
         ("<|channel|>" + "x" * 600, SplitText("", "x" * 600)),
         (f"{HEAD}Hm.<|end|><|start|>assist", SplitText("Hm.", "")),
     ],

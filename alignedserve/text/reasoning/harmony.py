@@ -60,7 +60,8 @@ class HarmonySplitter(Splitter):
                 self._at += len(text) - len(text.removeprefix(START).removeprefix(CHANNEL))
                 return self._open(ReasoningPhase.ANSWER)
             if not (yield from self._wait()):
-                self._at = len(self._text)
+                if not is_first or begins.startswith(_HEADER_STARTS):
+                    self._at = len(self._text)
                 return
         self._at += end + len(MESSAGE)
         header = text[:end].rpartition(END)[2]
