@@ -54,26 +54,6 @@ class Origin:
     on_trial: OnTrial = lambda _: None  # told the processor time of each trial of a grammar
 
 
-@dataclass(frozen=True)
-class _Rules:
-    """The rules that all requests of a body share."""
-
-    sampling: Sampling  # without what differs from prompt to prompt: a seed of our own choice, and the reasoning
-    stop_tokens: tuple[int, ...]
-
-    @property
-    def has_form(self) -> bool:
-        return self.sampling.grammar is not None or bool(self.sampling.syntax)
-
-    @property
-    def num_bytes(self) -> int:
-        """Return about how much memory a request needs for these rules in each part on its way."""
-        sampling, outputs = self.sampling, () if self.sampling.grammar is None else self.sampling.grammar.outputs
-        num_tokens = len(self.stop_tokens) + sum(map(len, outputs))
-        packed = len(sampling.allowed_tokens) + len(sampling.syntax)
-        return packed + _TOKEN_BYTES * num_tokens + _BIAS_BYTES * len(sampling.logit_bias)
-
-
 def make_requests(
     body: ChatRequest | CompletionRequest, promise: ServicePromise, origin: Origin, text: TextModel, max_model_len: int
 ) -> tuple[Request, ...]:
@@ -85,16 +65,30 @@ def make_requests(
         if rule.embeds:
             ask = "embeddings and writes no text: send texts to /v1/embeddings"
         raise invalid(f"this model makes {ask}", "model", "unsupported_model")
-    _check_length(body, text, max_model_len)
-    rules = _make_rules(body, text, origin.on_trial)
     prompts = _prompts(body, text, max_model_len)
+    rules, stop_tokens = _make_rules(body, text, origin.on_trial)
     num_choices, num_tokens = body.n or 1, sum(map(len, prompts))
     # A small body must not be large in every part, where each choice has the whole prompt.
     if num_choices > FEW_CHOICES and num_choices * num_tokens > MOST_CHOICE_TOKENS:
         message = f"n: {num_choices} choices of {num_tokens} prompt tokens have {num_choices * num_tokens}, and "
         message += f"{MOST_CHOICE_TOKENS} is the most for more than {FEW_CHOICES} choices: ask for fewer at a time"
         raise invalid(message, "n", "too_large")
-    made = [_make_request(body, prompt, rules, promise, origin, text, max_model_len) for prompt in prompts]
+    made: list[Request] = []
+    for prompt in prompts:
+        if not prompt:
+            raise invalid("the prompt is empty", _prompt_field(body))
+        check_token_ids(_prompt_field(body), prompt, text.vocab_size)
+        rest = {
+            "sampling": replace(
+                rules,
+                seed=secrets.randbits(63) if body.seed is None else body.seed,
+                reasoning=_limited_reasoning(body, prompt, text, rules) if isinstance(body, ChatRequest) else None,
+            ),
+            "max_tokens": _max_tokens(body, len(prompt), max_model_len),
+            "stop_tokens": stop_tokens,
+            "estimate": None if body.expected_tokens is None else hinted(body.expected_tokens),
+        }
+        made.append(request_of(body, prompt, promise, origin, **rest))
     _check_logprobs(body, made, origin.caller.limits.logprobs_at_once)
     requests: list[Request] = []
     for request in made:
@@ -131,7 +125,11 @@ def _check_logprobs(body: ChatRequest | CompletionRequest, made: Sequence[Reques
         raise invalid(message, "logprobs", "too_many_logprobs")
 
 
-def _make_rules(body: ChatRequest | CompletionRequest, text: TextModel, on_trial: OnTrial) -> _Rules:
+def _make_rules(
+    body: ChatRequest | CompletionRequest, text: TextModel, on_trial: OnTrial
+) -> tuple[Sampling, tuple[int, ...]]:
+    """Return what all requests of a body share: the tokens that end an output, and the sampling without what differs
+    from prompt to prompt, which is a seed of our own choice, and the reasoning."""
     named = {
         "stop_token_ids": body.stop_token_ids,
         "allowed_token_ids": body.allowed_token_ids,
@@ -139,7 +137,7 @@ def _make_rules(body: ChatRequest | CompletionRequest, text: TextModel, on_trial
     }
     for name, ids in named.items():
         check_token_ids(name, ids or (), text.vocab_size)
-    stop_tokens = (*(body.stop_token_ids or ()), *(() if body.ignore_eos else text.eos_ids))
+    stop_tokens = tuple(dict.fromkeys((*(body.stop_token_ids or ()), *(() if body.ignore_eos else text.eos_ids))))
     # The body's rules together must leave a token that may come next.
     if body.min_tokens and body.allowed_token_ids and set(body.allowed_token_ids) <= set(stop_tokens):
         message = "allowed_token_ids: all of these tokens end the output, which min_tokens forbids"
@@ -147,13 +145,17 @@ def _make_rules(body: ChatRequest | CompletionRequest, text: TextModel, on_trial
     if body.format is not None and not stop_tokens:
         name = body.format.field
         raise invalid(f"{name} needs a token that ends the output: leave ignore_eos out, or name a stop token", name)
-    rules = _Rules(_sampling(body, text.sampling, _limits(body, text, on_trial)), tuple(dict.fromkeys(stop_tokens)))
+    choice, syntax = _limits(body, text, on_trial)
+    sampling = _sampling(body, text.sampling, choice, syntax)
     # A small body must not be large in every part, since each of its choices has all of its rules.
-    if (num_bytes := (num_choices := num_requests(body)) * rules.num_bytes) > MOST_RULE_BYTES:
-        message = f"each choice has the body's lists of tokens, biases and form, which take {rules.num_bytes} bytes: "
-        message += f"of {num_choices} choices {num_bytes}, and {MOST_RULE_BYTES} is the most. Send them in parts"
-        raise invalid(message, code="too_large")
-    return rules
+    num_tokens = len(stop_tokens) + sum(map(len, () if choice is None else choice.outputs))
+    num_bytes = len(sampling.allowed_tokens) + len(syntax) + _BIAS_BYTES * len(body.biases) + _TOKEN_BYTES * num_tokens
+    num_choices = num_requests(body)
+    if num_choices * num_bytes > MOST_RULE_BYTES:
+        message = f"each choice has the body's lists of tokens, biases and form, which take {num_bytes} bytes: "
+        message += f"of {num_choices} choices {num_choices * num_bytes}, and {MOST_RULE_BYTES} is the most. Send them "
+        raise invalid(f"{message}in parts", code="too_large")
+    return sampling, stop_tokens
 
 
 def _limits(body: ChatRequest | CompletionRequest, text: TextModel, on_trial: OnTrial) -> tuple[Choice | None, str]:
@@ -171,9 +173,11 @@ def _limits(body: ChatRequest | CompletionRequest, text: TextModel, on_trial: On
         return Format("tools", "calls", calls=replace(calls, functions=functions)).limits(text, on_trial)
 
 
-def _limited_reasoning(body: ChatRequest, prompt: tuple[int, ...], text: TextModel, has_form: bool) -> Reasoning | None:
+def _limited_reasoning(
+    body: ChatRequest, prompt: tuple[int, ...], text: TextModel, rules: Sampling
+) -> Reasoning | None:
     """Return the reasoning as the engine must know it; None if nothing limits it or the answer's form."""
-    family = text.reasoning
+    family, has_form = text.reasoning, rules.grammar is not None or bool(rules.syntax)
     if family is None or (not has_form and body.most_reasoning_tokens is None):
         return None
     inside = body.begins_inside(prompt, text)
@@ -185,30 +189,6 @@ def _limited_reasoning(body: ChatRequest, prompt: tuple[int, ...], text: TextMod
         body.most_reasoning_tokens,
         body.decides_to_call,
     )
-
-
-def _make_request(
-    body: ChatRequest | CompletionRequest,
-    prompt: tuple[int, ...],
-    rules: _Rules,
-    promise: ServicePromise,
-    origin: Origin,
-    text: TextModel,
-    max_model_len: int,
-) -> Request:
-    if not prompt:
-        raise invalid("the prompt is empty", _prompt_field(body))
-    check_token_ids(_prompt_field(body), prompt, text.vocab_size)
-    max_tokens = _max_tokens(body, len(prompt), max_model_len)
-    if body.min_tokens and body.min_tokens > max_tokens:
-        raise invalid(f"min_tokens: {body.min_tokens} is more than the output may have, {max_tokens}", "min_tokens")
-    seed = secrets.randbits(63) if body.seed is None else body.seed
-    is_chat = isinstance(body, ChatRequest)
-    reasoning = _limited_reasoning(body, prompt, text, rules.has_form) if is_chat else None
-    sampling = replace(rules.sampling, seed=seed, reasoning=reasoning)
-    estimate = None if body.expected_tokens is None else hinted(body.expected_tokens)
-    rest = {"sampling": sampling, "max_tokens": max_tokens, "stop_tokens": rules.stop_tokens, "estimate": estimate}
-    return request_of(body, prompt, promise, origin, **rest)
 
 
 def request_of(
@@ -233,27 +213,6 @@ def request_of(
     )
 
 
-def _most_tokens(body: ChatRequest | CompletionRequest, max_model_len: int) -> int:
-    return MOST_CONTEXTS * max_model_len if body.truncate_prompt_tokens else max_model_len
-
-
-def _check_length(body: ChatRequest | CompletionRequest, text: TextModel, max_model_len: int) -> None:
-    most = _most_tokens(body, max_model_len)
-    if isinstance(body, ChatRequest):
-        _check_texts(text, [body.shown_messages, body.rendering.tools, body.rendering.more], max_model_len, most)
-    else:
-        for prompt in body.prompts:
-            if isinstance(prompt, str):
-                check_length([prompt], text, max_model_len, most, "prompt")
-
-
-def _check_texts(text: TextModel, shown: object, max_model_len: int, most: int) -> None:
-    """Raise if the texts of a conversation surely have more than `most` tokens, before they are rendered. Where the
-    texts may be about that long, the template's prompt tells (_chat_ids): once is enough."""
-    if sum(map(len, texts := [*all_texts(shown)])) > FAR_TOO_LONG * most:
-        check_length(texts, text, max_model_len, most, "messages")
-
-
 def check_length(texts: Sequence[str], text: TextModel, max_model_len: int, most: int, field: str) -> None:
     """Raise if the texts surely have more than `most` tokens, before they are tokenised as a whole."""
     if sum(map(len, texts)) > most and text.surely_exceeds(texts, most):
@@ -266,10 +225,14 @@ def _far_too_long(max_model_len: int, most: int, field: str) -> ApiError:
 
 
 def _prompts(body: ChatRequest | CompletionRequest, text: TextModel, max_model_len: int) -> list[tuple[int, ...]]:
+    """Return the prompts of a body, as it has them truncated."""
+    most = MOST_CONTEXTS * max_model_len if body.truncate_prompt_tokens else max_model_len
     if isinstance(body, ChatRequest):
-        most = _most_tokens(body, max_model_len)
         prompts = [tuple(_chat_ids(text, body.shown_messages, body.rendering, max_model_len, most))]
     else:
+        for prompt in body.prompts:
+            if isinstance(prompt, str):
+                check_length([prompt], text, max_model_len, most, "prompt")
         with_special = body.add_special_tokens is not False
         prompts = [
             tuple(text.prompt_ids(prompt, with_special) if isinstance(prompt, str) else prompt)
@@ -281,8 +244,11 @@ def _prompts(body: ChatRequest | CompletionRequest, text: TextModel, max_model_l
 def _chat_ids(
     text: TextModel, messages: Sequence[Mapping[str, Any]], rendering: Rendering, max_model_len: int, most: int
 ) -> list[int]:
-    """Return the prompt of a conversation. What its template writes between texts may be far longer than these: raise
-    if all of it surely has more than `most` tokens."""
+    """Return the prompt of a conversation; raise if it surely has more than `most` tokens: its texts before they are
+    rendered, or where they may be about that long, what the template makes of them."""
+    texts = [*all_texts([messages, rendering.tools, rendering.more])]
+    if sum(map(len, texts)) > FAR_TOO_LONG * most:
+        check_length(texts, text, max_model_len, most, "messages")
     try:
         return text.chat_ids(messages, replace(rendering, most_tokens=most))
     except PromptTooLong:
@@ -291,7 +257,6 @@ def _chat_ids(
 
 def prompt_of(body: ChatRequest, text: TextModel, max_model_len: int) -> tuple[int, ...]:
     """Return the prompt of a chat, which need not leave room for an output."""
-    _check_length(body, text, max_model_len)
     (prompt,) = _prompts(body, text, max_model_len)
     return prompt
 
@@ -316,7 +281,10 @@ def _max_tokens(body: ChatRequest | CompletionRequest, prompt_tokens: int, max_m
         raise too_long(fault, max_model_len, name)
     if body.most_tokens == 0:
         return 1  # the engine always makes a token; the answer does not show it
-    return body.most_tokens or min(left, body.usual_tokens or left)
+    most = body.most_tokens or min(left, body.usual_tokens or left)
+    if (body.min_tokens or 0) > most:
+        raise invalid(f"min_tokens: {body.min_tokens} is more than the output may have, {most}", "min_tokens")
+    return most
 
 
 def too_long(fault: str, max_model_len: int, field: str) -> ApiError:
@@ -325,9 +293,8 @@ def too_long(fault: str, max_model_len: int, field: str) -> ApiError:
 
 
 def _sampling(
-    body: ChatRequest | CompletionRequest, usual: SamplingDefaults, form: tuple[Choice | None, str]
+    body: ChatRequest | CompletionRequest, usual: SamplingDefaults, choice: Choice | None, syntax: str
 ) -> Sampling:
-    choice, syntax = form
     scores_prompt = isinstance(body, CompletionRequest) and body.echo
     repetition = usual.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty
     return Sampling(
@@ -357,7 +324,6 @@ def tokenize(body: TokenizeRequest, text: TextModel, max_model_len: int) -> tupl
     else:
         messages, tools = [message.shown for message in body.messages or ()], [tool.shown for tool in body.tools or ()]
         opens, more = body.add_generation_prompt is not False, body.chat_template_kwargs or {}
-        _check_texts(text, [messages, tools, more], max_model_len, most)
         ids = _chat_ids(text, messages, Rendering(tuple(tools), opens, more=more), max_model_len, most)
     written = [text.token_bytes(token).decode("utf-8", "replace") for token in ids] if body.return_token_strs else None
     return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": written}, len(ids)
