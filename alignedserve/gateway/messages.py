@@ -133,6 +133,11 @@ class ToolParam(Strict):
     defer_loading: Literal[False] | None = None
     input_examples: Any = None
 
+    @property
+    def chat_tree(self) -> dict[str, Any]:
+        parameters = self.input_schema
+        return as_function(name=self.name, description=self.description, parameters=parameters, strict=self.strict)
+
     @model_validator(mode="before")
     @classmethod
     def _check_type(cls, given: Any) -> Any:
@@ -228,38 +233,27 @@ _SAME = ("max_tokens", "stream", "temperature", "top_k", "top_p")
 
 def make_chat(body: CountRequest) -> ChatRequest:
     """Return the chat of a body; raise an ApiError that names what of it cannot be served."""
+    choice, thinking, config = body.tool_choice, body.thinking, body.output_config or OutputConfig()
+    form, is_tool = body.output_format or config.format, choice is not None and choice.type == "tool"
     messages = [] if body.system is None else [{"role": "system", "content": text_of(body.system)}]
-    messages += [told for message in body.messages for told in _turn(message)]
-    tree: dict[str, Any] = {"model": body.model, "messages": messages, **_forms(body)}
+    tree = {
+        "model": body.model,
+        "messages": messages + [told for message in body.messages for told in _turn(message)],
+        "reasoning_effort": config.effort,
+        "enable_thinking": thinking and thinking.is_on,
+        "max_reasoning_tokens": thinking.budget_tokens if thinking is not None and thinking.is_on else None,
+        "tools": [tool.chat_tree for tool in body.tools or ()] or None,
+        "tool_choice": choice and (as_function(name=choice.name) if is_tool else _CHOICES[choice.type]),
+        "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
+        "response_format": form and {"type": form.type, form.type: {"name": "output", "schema": form.wanted}},
+    }
     if body.messages[-1].role == "assistant":  # the answer continues what the client has written for the model
         tree |= {"continue_final_message": True, "add_generation_prompt": False}
     if isinstance(body, MessageRequest):
         tree |= {name: getattr(body, name) for name in _SAME}
         tree |= {"stop": body.stop_sequences, "service_tier": _TIERS[body.service_tier]}
-        tree |= {"include_reasoning": body.thinking is not None and body.thinking.is_shown}
+        tree |= {"include_reasoning": thinking is not None and thinking.is_shown}
     return ChatRequest.of(tree)
-
-
-def _forms(body: CountRequest) -> dict[str, Any]:
-    choice, config = body.tool_choice, body.output_config
-    form = body.output_format or (config.format if config is not None else None)
-    forms: dict[str, Any] = {"reasoning_effort": config.effort if config is not None else None}
-    if body.thinking is not None:
-        budget = body.thinking.budget_tokens if body.thinking.is_on else None
-        forms |= {"enable_thinking": body.thinking.is_on, "max_reasoning_tokens": budget}
-    if body.tools:
-        forms["tools"] = [
-            as_function(name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict)
-            for tool in body.tools
-        ]
-    if choice is not None:
-        named = choice.type == "tool"
-        forms["tool_choice"] = as_function(name=choice.name) if named else _CHOICES[choice.type]
-        forms["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
-    if form is not None:
-        schema = {"name": "output", "schema": form.wanted}
-        forms["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return forms
 
 
 def _turn(message: MessageParam) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, TypeAlias
 
 from alignedserve.config.prices import NOTHING_CHARGED, Charged, price_field
 from alignedserve.core import NOTHING_SPENT, FinishReason, Logprob, Request, Spent
@@ -78,18 +78,8 @@ def _ending_of(body: ChatRequest | CompletionRequest) -> AnswerEnding:
     return AnswerEnding(tuple(body.stop or ()), include, body.min_tokens or 0, body.most_tokens == 0)
 
 
-_NOTHING = CallText()
-
-
-@dataclass(slots=True)  # made for every delivery, and a frozen one takes three times as long
-class _Found:
-    """The new part of an answer: its text and calls, and the reasoning of the tokens that were used."""
-
-    answer: CallText = _NOTHING
-    num_used: int = 0
-    finish: FinishReason | None = None
-    reasoning: str = ""
-    num_reasoning: int = 0
+# The new part of an answer: its text and calls, tokens used, finish, reasoning, and how many tokens are of reasoning.
+_Found: TypeAlias = tuple[CallText, int, FinishReason | None, str, int]
 
 
 class AnswerReader:
@@ -149,31 +139,30 @@ class AnswerReader:
     def read(self, delivered: Delivered) -> AnswerPiece:
         if delivered.finish is FinishReason.ERROR:
             raise no_token()
-        read = self._read(delivered)
+        answer, num_used, finish, reasoning, num_reasoning = self._read(delivered.tokens, delivered.finish)
         return AnswerPiece(
-            read.answer.text,
-            delivered.tokens[: read.num_used],
-            read.finish,
-            delivered.logprobs[: read.num_used],
+            answer.text,
+            delivered.tokens[:num_used],
+            finish,
+            delivered.logprobs[:num_used],
             delivered.opening.logprobs,
             delivered.opening.num_cached,
-            read.answer.parts,
+            answer.parts,
             self._stops.found or None,
-            read.reasoning if self._shows_reasoning else "",
-            read.num_reasoning,
+            reasoning if self._shows_reasoning else "",
+            num_reasoning,
         )
 
-    def _read(self, delivered: Delivered) -> _Found:
+    def _read(self, tokens: tuple[int, ...], finish: FinishReason | None) -> _Found:
         """Read the tokens.
 
         With stop strings or a reasoning, or if the answer ends with a call, they are read one by one, so that the
         answer ends at the same token, and as many count as reasoning, however tokens are delivered together.
         """
-        tokens, finish = delivered.tokens, delivered.finish
         if self._ending.is_empty:
-            return _Found(finish=finish and FinishReason.LENGTH)
+            return CallText(), 0, finish and FinishReason.LENGTH, "", 0
         if not self._reads_singly:
-            return _Found(self._find_calls(self._decode(tokens, finish), bool(finish)), len(tokens), finish)
+            return self._find_calls(self._decode(tokens, finish), bool(finish)), len(tokens), finish, "", 0
         answer, reasoning, num_reasoning = CallText(), "", 0
         for num_used, token in enumerate(tokens, 1):
             last = finish if num_used == len(tokens) else None
@@ -184,10 +173,10 @@ class AnswerReader:
             ended = FinishReason.STOP if self._stops.found else last
             answer += self._find_calls(text + (self._stops.flush() if ended else ""), bool(ended))
             if ended or (self._calls is not None and self._calls.is_over):
-                return _Found(answer, num_used, ended or FinishReason.STOP, reasoning, num_reasoning)
+                return answer, num_used, ended or FinishReason.STOP, reasoning, num_reasoning
         if finish:
             answer += self._find_calls(self._stops.flush(), True)
-        return _Found(answer, len(tokens), finish, reasoning, num_reasoning)
+        return answer, len(tokens), finish, reasoning, num_reasoning
 
     def _find_calls(self, text: str, is_last: bool) -> CallText:
         if self._calls is None:
