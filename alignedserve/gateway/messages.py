@@ -370,21 +370,22 @@ class MessageAnswer(ItemAnswer):
     def fail(self, error: ApiError) -> list[Event]:
         return [message_error(error)]
 
-    def _make(self, kind: Kind, _: int, part: CallPart | None) -> dict[str, Any]:
+    def _make(self, kind: Kind, number: int, part: CallPart | None) -> dict[str, Any]:
+        block: dict[str, Any] = {"type": "text", "text": ""}
         if part is not None:
-            return {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
-        return {"type": "text", "text": ""} if kind == "text" else {"type": "thinking", "thinking": "", "signature": ""}
+            block = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+        elif kind == "reasoning":
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        self.tree["content"].append(block)
+        self._tell("start", number, content_block=dict(block))
+        return block
 
-    def _tell(self, kind: str, item: OpenItem, **fields: Any) -> None:
-        self._events.append({"type": f"content_block_{kind}", "index": item.number, **fields})
-
-    def _tell_beginning(self, item: OpenItem) -> None:
-        self.tree["content"].append(item.tree)
-        self._tell("start", item, content_block=dict(item.tree))
+    def _tell(self, kind: str, number: int, **fields: Any) -> None:
+        self._events.append({"type": f"content_block_{kind}", "index": number, **fields})
 
     def _tell_delta(self, item: OpenItem, text: str) -> None:
         kind, field = _DELTAS[item.kind]
-        self._tell("delta", item, delta={"type": kind, field: text})
+        self._tell("delta", item.number, delta={"type": kind, field: text})
 
     def _tell_end(self, item: OpenItem, _: str) -> None:
         if item.kind == "call":
@@ -393,8 +394,8 @@ class MessageAnswer(ItemAnswer):
             item.tree[item.tree["type"]] = item.text
         if item.kind == "reasoning":  # clients send it back as it is, and here nobody looks at it
             item.tree["signature"] = sha256(item.text.encode()).hexdigest()
-            self._tell("delta", item, delta={"type": "signature_delta", "signature": item.tree["signature"]})
-        self._tell("stop", item)
+            self._tell("delta", item.number, delta={"type": "signature_delta", "signature": item.tree["signature"]})
+        self._tell("stop", item.number)
 
 
 def _object(arguments: str) -> dict[str, Any]:

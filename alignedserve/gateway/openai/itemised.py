@@ -65,10 +65,7 @@ class ItemAnswer(ABC):
 
     @abstractmethod
     def _make(self, kind: Kind, number: int, part: CallPart | None) -> dict[str, Any]:
-        """Return a new item; `part` is the first of a call."""
-
-    @abstractmethod
-    def _tell_beginning(self, item: OpenItem) -> None: ...
+        """Return a new item, and tell of its beginning; `part` is the first of a call."""
 
     @abstractmethod
     def _tell_delta(self, item: OpenItem, text: str) -> None: ...
@@ -98,7 +95,6 @@ class ItemAnswer(ABC):
         self._close()
         self._open = item = OpenItem(kind, self._num_items, self._make(kind, self._num_items, part))
         self._num_items += 1
-        self._tell_beginning(item)
         return item
 
     def _close(self, status: str = "completed") -> None:

@@ -70,15 +70,15 @@ class _TextForm:
     """The place of a text in its item, and the names of its events."""
 
     field: str
-    kind: str  # of the only part
-    part: str  # whose events begin so
-    text: str
+    text: str  # events of the text begin so
+    part: str = ""  # events of the only part begin so, which has the text
+    kind: str = ""  # of the part
 
 
-_MESSAGE = _TextForm("content", "output_text", "response.content_part", "response.output_text")
-_REASONING = _TextForm("content", "reasoning_text", "response.content_part", "response.reasoning_text")
-_SUMMARY = _TextForm("summary", "summary_text", "response.reasoning_summary_part", "response.reasoning_summary_text")
-_ARGUMENTS = "response.function_call_arguments"
+_MESSAGE = _TextForm("content", "response.output_text", "response.content_part", "output_text")
+_REASONING = _TextForm("content", "response.reasoning_text", "response.content_part", "reasoning_text")
+_SUMMARY = _TextForm("summary", "response.reasoning_summary_text", "response.reasoning_summary_part", "summary_text")
+_ARGUMENTS = _TextForm("arguments", "response.function_call_arguments")
 
 
 class ResponseAnswer(ItemAnswer):
@@ -88,8 +88,8 @@ class ResponseAnswer(ItemAnswer):
         self, body: ResponseRequest, head: dict[str, Any], request: Request, text: TextModel, keep: Keep | None = None
     ) -> None:
         super().__init__(head, keep)
-        wants_summary = head["reasoning"]["summary"] is not None
-        self._forms: dict[Kind, _TextForm] = {"text": _MESSAGE, "reasoning": _SUMMARY if wants_summary else _REASONING}
+        reasoning = _REASONING if head["reasoning"]["summary"] is None else _SUMMARY
+        self._forms: dict[Kind, _TextForm] = {"text": _MESSAGE, "reasoning": reasoning, "call": _ARGUMENTS}
         self._with_logprobs, self._names = body.shows_logprobs, TokenNames(text.token_bytes, by_ids=False)
         self._sampling = request.sampling
         self._input_tokens = len(request.prompt)
@@ -167,35 +167,30 @@ class ResponseAnswer(ItemAnswer):
         else:
             type, fields = "message", {"role": "assistant", "content": []}
             self._logprobs, self._shown_logprobs = [], []
-        return {"id": output_id(self.tree["id"], type, number), "type": type, "status": "in_progress", **fields}
-
-    def _tell_beginning(self, item: OpenItem) -> None:
-        self._tell("response.output_item.added", output_index=item.number, item=dict(item.tree))
-        self._at = {"item_id": item.tree["id"], "output_index": item.number}
-        if form := self._forms.get(item.kind):
-            self._at[f"{form.field}_index"] = 0
-            self._tell(f"{form.part}.added", **self._at, part=self._part(item, form))
+        tree = {"id": output_id(self.tree["id"], type, number), "type": type, "status": "in_progress", **fields}
+        self._tell("response.output_item.added", output_index=number, item=dict(tree))
+        self._at = {"item_id": tree["id"], "output_index": number}
+        if part is None:
+            self._at[f"{self._forms[kind].field}_index"] = 0
+            self._tell(f"{self._forms[kind].part}.added", **self._at, part=self._part(kind, ""))
+        return tree
 
     def _tell_delta(self, item: OpenItem, text: str) -> None:
-        form = self._forms.get(item.kind)
-        if form is None:
-            self._tell(f"{_ARGUMENTS}.delta", **self._at, delta=text)
-        elif item.kind == "reasoning":
-            self._tell(f"{form.text}.delta", **self._at, delta=text)
-        else:
-            shown = [_without_bytes(entry) for entry in self._held]
+        more: dict[str, Any] = {}
+        if item.kind == "text":
+            more = {"logprobs": [_without_bytes(entry) for entry in self._held]}
             self._logprobs += encoded(self._held)
-            self._shown_logprobs += encoded(shown)
+            self._shown_logprobs += encoded(more["logprobs"])
             self._held = []
-            self._tell(f"{form.text}.delta", **self._at, delta=text, logprobs=shown)
+        self._tell(f"{self._forms[item.kind].text}.delta", **self._at, delta=text, **more)
 
     def _tell_end(self, item: OpenItem, status: str) -> None:
-        form = self._forms.get(item.kind)
-        if form is None:
+        form = self._forms[item.kind]
+        if item.kind == "call":
             item.tree["arguments"] = item.text
-            self._tell(f"{_ARGUMENTS}.done", **self._at, name=item.tree["name"], arguments=item.text)
+            self._tell(f"{form.text}.done", **self._at, name=item.tree["name"], arguments=item.text)
         else:
-            part = self._part(item, form)
+            part = self._part(item.kind, item.text)
             item.tree[form.field] = [part]
             more = {"logprobs": self._shown_logprobs} if item.kind == "text" else {}
             self._tell(f"{form.text}.done", **self._at, text=item.text, **more)
@@ -204,9 +199,9 @@ class ResponseAnswer(ItemAnswer):
         self.tree["output"] = [*self.tree["output"], item.tree]
         self._tell("response.output_item.done", output_index=item.number, item=item.tree)
 
-    def _part(self, item: OpenItem, form: _TextForm) -> dict[str, Any]:
-        more = {"annotations": [], "logprobs": list(self._logprobs)} if item.kind == "text" else {}
-        return {"type": form.kind, "text": item.text, **more}
+    def _part(self, kind: Kind, text: str) -> dict[str, Any]:
+        more = {"annotations": [], "logprobs": list(self._logprobs)} if kind == "text" else {}
+        return {"type": self._forms[kind].kind, "text": text, **more}
 
     def _tell(self, kind: str, **fields: Any) -> None:
         self._events.append({"type": kind, "sequence_number": self._num_events, **fields})
