@@ -186,8 +186,7 @@ class Intake(WorkerPart):
         offers = (room.requests > 0 and room.blocks + room.rt_blocks > 0) or room.wants_batch or room.ahead > 0
         here, told = self._here, self._asked
         is_closed = here.had_shortage or here.is_retiring or here.is_reserved
-        is_less = told is not None and (is_closed or (told.blocks > 0 and self._memory.owes_best_effort))
-        if room == told or not (offers or is_less):
+        if room == told or not (offers or (told is not None and is_closed)):
             return []
         self._asked = room
         is_starving = self._candidates.is_starving(now)
@@ -209,12 +208,11 @@ class Intake(WorkerPart):
         is_closed, swaps = self._here.is_retiring or self._here.is_reserved, self._policy.swaps
         if is_closed or self._here.had_shortage:
             return AskBatch(0, 0, wants_batch=False, ahead=self._wanted_ahead if swaps and not is_closed else 0)
-        owes, num_seated = self._memory.owes_best_effort, self._here.num_seated
-        blocks = 0 if owes or self._candidates else self._memory.num_free
+        num_seated, blocks = self._here.num_seated, 0 if self._candidates else self._memory.num_free
         rt_blocks = self._memory.blocks_for_rt(offered=blocks)
         if rt_blocks and any(candidate.is_rt for candidate in self._candidates.waiting):
             rt_blocks = 0
-        is_open = self._policy.grouping is Grouping.ALIGNED and not owes  # to batches, which keep together
+        is_open = self._policy.grouping is Grouping.ALIGNED  # to batches, which keep together
         return AskBatch(
             blocks,
             max(0, self._limits.max_batch - num_seated) if blocks + rt_blocks else 0,

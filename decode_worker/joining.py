@@ -166,9 +166,7 @@ class Seats(WorkerPart):
         while not memory.is_stuck:
             in_order = scheduler.seating_order(waiting, self._steps.newest)
             first = next((prompt for prompt in in_order if not next_pages.holds_up(prompt)), None)
-            if first is None or (memory.owes_best_effort and not first.promise.is_rt):
-                break
-            if self._here.num_seated >= scheduler.most_seated or not memory.seat_beside_others(first):
+            if first is None or self._here.num_seated >= scheduler.most_seated or not memory.seat_beside_others(first):
                 break
             self.seat(first)
             next_pages.add(first)

@@ -307,7 +307,7 @@ class PagesToWrite(WorkerPart):
 
     def end(self, running: WorkerRequest, finish: FinishReason) -> list[Command]:
         """Free the memory of a request that has ended, at once or after the answer is copied to the pool."""
-        if finish.has_token and self._is_kept(running) and self._memory.hold(running):
+        if finish.has_token and self._is_kept(running):
             self._here.move(running, State.KEPT)
             return []
         self._here.move(running, State.GONE)
@@ -368,7 +368,8 @@ class PagesToWrite(WorkerPart):
             pages = self._num_of_answer(running)
             if pages > 0 and self._has_time_for(copied + pages * self._page_size, now):
                 copied += pages * self._page_size
-                commands.append(self._writing.write_next(running, pages, has_ended=True))
+                copy = self._writing.write_next(running, pages, has_ended=True)
+                commands += (*self._memory.orders(copy, running), copy)
                 self._pages.note_in_pool(running)
             elif self._writer.num_written(running):
                 commands += self._writing.hand_on_parts(running, now, has_ended=True)

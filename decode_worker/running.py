@@ -31,7 +31,6 @@ from alignedserve.worker.arriving import Arrivals
 from alignedserve.worker.caller_shares import CallerShares
 from alignedserve.worker.owners import Outputs
 from alignedserve.worker.part import FormPart, Worker, WorkerPart
-from alignedserve.worker.step.ranks import in_order
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.step.view import PlannedStep, RanStep, StepAhead, StepView
@@ -147,15 +146,13 @@ class Stepping(WorkerPart):
 
     def _make_room(self, before: list[Command], now: float) -> bool:
         """Make room where nothing can run; return whether that helped. Commands for that are added to `before`."""
-        memory, at = self._memory, self._memory.context(now)
-        if memory.gives_back(at):
-            return True
-        if not memory.needs_room:
+        leaving = self._memory.crowded(self._memory.context(now))
+        if leaving is None:
             return False
-        if (leaving := memory.least_needed) is not None:
-            before += self._leaving.preempt(leaving, PreemptionCause.CROWDED)
+        if leaving.state is State.PROMPT:
+            self._leaving.crowd_out(leaving)
         else:
-            self._leaving.crowd_out(in_order(self._here.prompts.values(), at)[-1])
+            before += self._leaving.preempt(leaving, PreemptionCause.CROWDED)
         return True
 
     # --- The choice
@@ -259,7 +256,6 @@ class StepEnd(WorkerPart):
         self._outputs, self._writing, self._to_write = outputs, writing, to_write
 
     def step_done(self, event: StepDone, now: float) -> list[Command]:
-        self._memory.step_ended()  # what was left until now comes free first
         self._memory.reconsider()  # time has passed, so another prompt may be the first
         ended, seconds = self._steps.end(), event.seconds
         self._queue.step_ended()

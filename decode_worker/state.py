@@ -223,8 +223,8 @@ class DecodeCore:
         memory = self.memory
         if not self.here.kept:
             return []
-        num_free, commands = memory.num_free, self.pages.keep_answers(now)
-        if memory.num_free == num_free:
+        num_free, commands = memory.blocks.num_free, self.pages.keep_answers(now)
+        if memory.blocks.num_free == num_free:
             return commands
         return [*commands, *self.seats.seat_all(now), *self.stepping.plan(now)]
 
@@ -245,8 +245,8 @@ class DecodeCore:
         """Return what is taken now; nothing when no request is open."""
         held = {
             "requests": len(self.here.attempts()),
-            "blocks": self.memory.limits.num_blocks - self.memory.num_free,
+            "blocks": self.memory.limits.num_blocks - self.memory.blocks.num_free,
             "pages": len(self.pool_link.holds),
             "outputs": self.owners.num_kept,
         }
-        return {**held, **self.memory.held, **self.elsewhere.held}
+        return {**held, **self.elsewhere.held}

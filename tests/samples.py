@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from alignedserve.core import Due, Entry, Request, Role, Sampling, ServiceClass, Slo, WorkerLimits
+from alignedserve.forms.orders import CopySlots
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, Received
 from alignedserve.protocol.messages import ROUTER, Figures, Member, Message, Report
@@ -64,3 +66,9 @@ def but_reports(commands: Iterable[Command]) -> list[Command]:
 
 def _is_report(message: Message) -> bool:
     return isinstance(message, Report) or (isinstance(message, Figures) and message.worker is not None)
+
+
+def slot_copies(order: CopySlots) -> Counter[str]:
+    """Return how many tokens the order takes from slots, brings back to slots, and moves."""
+    counts = {"checkpoint": order.checkpoints, "restored": order.restores, "moved": order.moves}
+    return Counter({what: len(copies) for what, copies in counts.items() if copies})

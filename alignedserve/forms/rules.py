@@ -44,6 +44,11 @@ class BlockUse:
     keeps_apart: bool = True  # whether each request has blocks of its own, for KV alone
     on_host: float = 0.0  # tokens that a worker keeps in host memory / tokens with a slot on the device
 
+    @property
+    def keeps_places(self) -> bool:
+        """Return whether KV stays in place as long as the request has its blocks, as KV that comes directly has to."""
+        return self.why_not_direct is None
+
     def num_on_host(self, num_slots: int) -> int:
         """Return how many tokens a worker keeps in host memory beside a device with `num_slots`."""
         return int(self.on_host * num_slots)

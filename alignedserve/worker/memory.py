@@ -13,7 +13,7 @@ A memory says which request leaves; leaving.py takes its seat.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -28,7 +28,7 @@ from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.blocks import Blocks, NamedBlocks, add_blocks, keep_as, lose_kv, take_blocks
 from alignedserve.worker.step.device_pages import DevicePages, NextPages
-from alignedserve.worker.step.ranks import as_they_leave
+from alignedserve.worker.step.ranks import as_they_leave, in_order
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import PackedSeating, RecentNeed, Seating
 from alignedserve.worker.step.view import PlannedStep, StepContext
@@ -39,13 +39,14 @@ ToLeave: TypeAlias = tuple[WorkerRequest | None, PreemptionCause]  # the request
 
 
 class PlainMemory:
-    keeps_places = True  # whether KV stays in place as long as the request has its blocks
     decodes = True  # whether requests go on here after their prompts
     copies_beside: bool  # whether copies from the pool go on beside steps; DecodeCore says so
 
     def __init__(self, pace: Pace, steps: StepsInFlight, here: Requests, pool: PoolLink, scheduler: Scheduler) -> None:
         self.limits, self.pace, self.steps, self._here, self._writer = pace.limits, pace, steps, here, pool.writer
         self._policy, self.scheduler = pace.policy, scheduler
+        # Whether KV stays in place as long as the request has its blocks.
+        self.keeps_places = pace.policy.block_use.keeps_places or not self.decodes
         self.blocks = self.make_blocks()
         # Requests share full pages by the pool's names for the pages.
         limits, writer = pace.limits, pool.writer
@@ -253,11 +254,6 @@ class PlainMemory:
                 if not self.take_for(running, 1):
                     yield None, PreemptionCause.MEMORY
 
-    @property
-    def least_needed(self) -> WorkerRequest | None:
-        """Return the request that leaves for lack of memory; None where the scheduler says which."""
-        return None
-
     def runnable(self) -> tuple[Sequence[WorkerRequest], Sequence[WorkerRequest]]:
         """Return the decodes and the prompts that lack no memory."""
         return tuple(self._decodes), tuple(self._here.prompts.values())
@@ -266,20 +262,14 @@ class PlainMemory:
         """Return the step as it can run with the memory that was given, and the commands that come before the step."""
         return selection, ()
 
-    def gives_back(self, at: StepContext) -> bool:
-        """Give memory back to requests that have lost some; return whether such a request can run again."""
-        return False
-
-    @property
-    def needs_room(self) -> bool:
-        """Return whether a request has to leave because nothing can run, and nothing under way gives memory back.
+    def crowded(self, at: StepContext) -> WorkerRequest | None:
+        """Return the request to leave where nothing can run, and nothing under way gives memory back.
 
         For example, two prompts that get blocks chunk by chunk may have 50 blocks each where each needs 100."""
         here = self._here
-        return len(here.prompts) > 1 and not (here.residents or here.kept or here.is_changing)
-
-    def step_ended(self) -> None:
-        """Note that a step has ended: memory that only this step may have written to comes free."""
+        if len(here.prompts) < 2 or here.residents or here.kept or here.is_changing:
+            return None
+        return in_order(here.prompts.values(), at)[-1]
 
     # --- What other memory has to say beside (forms/memory/)
 
@@ -287,20 +277,6 @@ class PlainMemory:
         """Give memory to the prompts that are worth most, where the memory and no scheduler chooses; return these."""
         return []
 
-    @property
-    def owes_best_effort(self) -> bool:
-        """Return whether best-effort requests here have lost memory and cannot run: these come before others."""
-        return False
-
-    def hold(self, running: WorkerRequest) -> bool:
-        """Let a request that has ended keep its blocks until the answer is copied; return whether it may."""
-        return True
-
     def blocks_for_rt(self, offered: int) -> int:
         """Return the blocks that a real-time request may find beyond the blocks offered to all."""
         return 0
-
-    @property
-    def held(self) -> Mapping[str, int]:
-        """Return what is taken beside blocks, by name; nothing when no request is open."""
-        return {}

@@ -187,12 +187,11 @@ class InvariantWatch(Witness):
             self._break(Rule.BLOCKS, f"{process.member.name} has {buffers.num_blocks} blocks of prefetched KV")
         if len(held := core.here.attempts()) != len(set(held)):
             self._break(Rule.PLACES, f"{process.member.name} has twice {_difference(sorted(held), sorted(set(held)))}")
-        shared = slots_of(core.memory)
-        if shared is not None and len(slots := shared.claimed) != len(set(slots)):
-            self._break(
-                Rule.BLOCKS,
-                f"two requests share a slot of {process.member.name}: {_difference(sorted(slots), sorted(set(slots)))}",
-            )
+        if (shared := slots_of(core.memory)) is not None:
+            size = core.memory.limits.block_size
+            wrong = [block for block in shared.left if shared.num_left(block) + shared.num_right(block) > size]
+            if wrong:
+                self._break(Rule.BLOCKS, f"two requests share slots of {process.member.name}, in blocks {wrong}")
 
     def _check_pool(self, core: PoolCore) -> None:
         if (pages := sorted(core.pages.numbers)) != (wanted := sorted(core.pages.all_numbers)):

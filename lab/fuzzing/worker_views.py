@@ -19,7 +19,7 @@ def blocks_of(core: DecodeCore) -> list[int]:
     A block with several readers counts as taken by the first reader."""
     memory, here, of_forms = core.memory, core.here, core.elsewhere.blocks
     if (slots := slots_of(memory)) is not None:
-        return [*slots.free, *slots.taken, *of_forms]
+        return [*slots.free, *{*slots.left, *slots.right}, *of_forms]
     copied_to = [running for running in here.copies.values() if running.state is State.ABANDONED]
     taken = [*memory.steps.left, *(running.blocks for running in (*here.occupants(), *copied_to))]
     blocks = [*memory.blocks.free, *chain.from_iterable(taken)]

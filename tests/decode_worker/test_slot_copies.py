@@ -1,4 +1,4 @@
-"""Copies that are collected and then made at once mean the same as single copies in the order of the plan."""
+"""Copies that are collected and then made, order by order, mean the same as single copies in the order of the plan."""
 
 from __future__ import annotations
 
@@ -6,37 +6,34 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from alignedserve.forms.memory.slot_copies import SlotCopies
-from alignedserve.forms.orders import CopySlots
 
-SLOTS, PLACES = range(5), range(4)
-KINDS = ("checkpoint", "restore", "move")
-# (kind, slot, place, target slot)
-COPIES = st.lists(
-    st.tuples(st.sampled_from(KINDS), st.sampled_from(SLOTS), st.sampled_from(PLACES), st.sampled_from(SLOTS))
-)
+NUMBERS = st.integers(-4, 4)  # slots, and below 0 places
+COPIES = st.lists(st.tuples(NUMBERS, NUMBERS).filter(lambda copy: copy[0] != copy[1] and max(copy) >= 0))
 
 
 @given(copies=COPIES)
-@example(copies=[("restore", 0, 0, 0), ("move", 0, 0, 1)])
+@example(copies=[(-1, 0), (0, 1), (1, -1)])
 @settings(deadline=None)
-def test_any_copies(copies: list[tuple[str, int, int, int]]) -> None:
+def test_any_copies(copies: list[tuple[int, int]]) -> None:
     collected = SlotCopies()
-    slots = {slot: f"slot {slot}" for slot in SLOTS}
-    places = {place: f"place {place}" for place in PLACES}
-    before = dict(slots), dict(places)
-    for kind, slot, place, target in copies:
-        if kind == "checkpoint" and slots[slot].startswith("slot"):  # a request keeps a slot that it has just got back
-            collected.checkpoint(slot, place)
-            places[place] = slots[slot]
-        elif kind == "restore":
-            collected.restore(place, slot)
-            slots[slot] = places[place]
-        elif kind == "move" and slot != target:
-            collected.move(slot, target)
-            slots[target] = slots[slot]
-    done = collected.take() or CopySlots()
-    after = before[0] | {slot: before[1][place] for place, slot in done.restores}
-    after |= {target: before[0][source] for source, target in done.moves}
-    assert after == slots
-    assert before[1] | {place: before[0][slot] for slot, place in done.checkpoints} == places
-    assert collected.take() is None
+    memory = {number: f"from {number}" for number in range(-4, 5)}
+    wanted = dict(memory)
+    for source, target in copies:
+        collected.add(source, target)
+        wanted[target] = wanted[source]
+    orders = collected.take()
+    for order in orders:
+        new = {~place: memory[slot] for slot, place in order.checkpoints}
+        new |= {slot: memory[~place] for place, slot in order.restores}
+        memory |= new | {target: memory[source] for source, target in order.moves}
+    assert memory == wanted
+    assert not collected.take()
+
+
+def test_copies_that_do_not_meet_are_one_order() -> None:
+    collected = SlotCopies()
+    for source, target in ((0, -1), (2, 0), (-1, 3)):
+        collected.add(source, target)
+    first, second = collected.take()
+    assert (first.checkpoints, first.moves, first.restores) == (((0, 0),), ((2, 0),), ())
+    assert second.restores == ((0, 3),)

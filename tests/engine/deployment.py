@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -42,7 +42,7 @@ from alignedserve.scheduling.policy import Policy
 from alignedserve.transport.transport import Post, ThroughTheArena
 from alignedserve.worker.setup import WorkerSetup
 from tests.engine.driver import PLENTY, prompt_of, spoil
-from tests.samples import POOL_MEMBER, member, request
+from tests.samples import POOL_MEMBER, member, request, slot_copies
 
 BLOCK, PAGE, BLOCKS, PAGES = 4, 8, 14, 60
 LIMITS = WorkerLimits(BLOCKS, BLOCK, PAGE, max_step_tokens=32, max_batch=8)
@@ -101,6 +101,7 @@ class Deployment:
     num_folds: int = 0
     num_folded_out: int = 0  # copies to the pool of requests that had folded
     num_sent: int = 0  # requests whose KV went from worker to worker
+    slot_copies: Counter[str] = field(default_factory=Counter)  # tokens, by what happened to their slots
     num_without_slots: int = 0  # requests that went back to the pool with some of their tokens from the host
 
     @property
@@ -132,7 +133,9 @@ class Deployment:
                         self.num_sent += isinstance(command, SendKv) and bool(command.blocks)
                         if isinstance(command, CopyOut):
                             self.num_folded_out += len({*command.blocks}) < len(command.blocks)
-                        self.num_without_slots += isinstance(command, CopySlots) and bool(command.saved)
+                        if isinstance(command, CopySlots):
+                            self.slot_copies += slot_copies(command)
+                            self.num_without_slots += bool(command.saved)
                         self.work.setdefault(by, deque()).append(command)
 
     def works(self, turns: int) -> None:

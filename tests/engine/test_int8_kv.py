@@ -116,4 +116,4 @@ def test_what_they_say_is_what_they_say_alone(
         tally.check()
         assert deployment.decodes.held["requests"] == 0
         wanted = {"restored"} if policy is SHARED else {"preemption", "eviction to the pool"}
-        assert wanted - happened(deployment.decodes) == set()
+        assert wanted - happened(deployment) == set()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from enum import Enum
 from functools import cache, partial
 from itertools import combinations, product
@@ -22,7 +22,7 @@ from alignedserve.config.topology import Topology
 from alignedserve.core import Role, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.errors import FuzzError
-from alignedserve.forms.memory.two_ended import slots_of
+from alignedserve.forms.orders import CopySlots
 from alignedserve.forms.prefetch.decode_part import Prefetching
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.cli import fuzz as fuzz_command
@@ -52,6 +52,7 @@ from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.run import Simulation
 from tests.conftest import SOAK
 from tests.rare import rare, rarely, thinned
+from tests.samples import slot_copies
 from tests.simulator import digests
 from tests.simulator.planted import PLANTS, Plant, planted
 
@@ -144,17 +145,18 @@ def test_kv_goes_to_prefill_workers_ahead_of_need_and_comes_back() -> None:
 
 
 def test_chats_take_slots_of_other_requests_and_give_them_back() -> None:
-    counts: Counter[str] = Counter()
+    class Watch(Witness):
+        def commanded(self, by: Member, command: Command, frame: bytes) -> None:
+            if isinstance(command, CopySlots):
+                counts.update(slot_copies(command))
+
+    counts, watch = Counter[str](), Watch()
     for seed in (7, 106):
         scenario = draw_narrow_scenario(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
+        simulation.world.witnesses.append(watch)
         simulation.run()
-        for process in simulation.world.processes:
-            core = process.core
-            if isinstance(core, DecodeCore) and (shared := slots_of(core.memory)) is not None:
-                counts.update(asdict(shared.counts))
-    assert len(counts) == 4
-    assert min(counts.values()) > 0
+    assert set(counts) == {"checkpoint", "restored", "moved"}
 
 
 class TestDigests:

@@ -232,4 +232,4 @@ def test_a_deployment_that_is_short_of_memory(
         for sent in asked:
             assert len(deployment.outputs[sent.id]) == TOKENS
             real.check(sent.prompt, deployment.outputs[sent.id], f"{topology}, {sent.id}")
-        assert wanted - happened(deployment.decodes) == set()
+        assert wanted - happened(deployment) == set()
