@@ -281,8 +281,9 @@ class OwnerCore:
             opened.output += new
             opened.emitted_at = now
             opened.missing_at, opened.num_fruitless = None, 0
-            of_first = (None, False) if have else (output.opening, opened.is_infeasible)
-            commands.append(Deliver(output.request, new, finish, logprobs, *of_first, opened.account.spent))
+            opening, is_infeasible = None if have else output.opening, not have and opened.is_infeasible
+            spent = opened.account.spent
+            commands.append(Deliver(output.request, new, finish, logprobs, opening, is_infeasible, spent))
             if finish is not None:
                 commands += self._ended(opened)
             elif opened.num_deaths and opened.num_gained > PASSED[0]:

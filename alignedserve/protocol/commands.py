@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from msgspec import Struct
+
 from alignedserve.core import (
     NOTHING_SPENT,
     FinishReason,
@@ -116,8 +118,7 @@ class End:
     """End the process: nothing is left for the part to do."""
 
 
-@dataclass(slots=True)
-class Deliver:
+class Deliver(Struct, frozen=True, array_like=True, gc=False):  # made for each token
     """Hand new tokens of a request to the client."""
 
     request: str
