@@ -311,16 +311,16 @@ class StepEnd(WorkerPart):
                 running.promise.served(now)
             if dropping.is_on and dropping.drop(running):
                 let_go.append(running.key)
-            token, finish = tokens.get(request), None
-            if token is not None:
-                finish = running.emit(token, now, logprobs.get(request) if logprobs else None)
+            if (token := tokens.get(request)) is not None:
+                running.emit(token, now, logprobs.get(request) if logprobs else None)
             elif request in unsampled:
-                finish = FinishReason.DOUBT if running.came_with_kv else FinishReason.ERROR
+                running.fail()
                 pages.forget(running)
             else:
                 outputs.tell_use_of_chunk(running)
                 continue
-            emit(running, finish)
+            emit(running)
+            finish = running.finish
             if prompts and running.state is State.PROMPT:
                 here.move(running, State.RESIDENT)
                 if finish is None:

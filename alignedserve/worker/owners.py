@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
-from alignedserve.core import NO_OPENING, FinishReason, Request
+from alignedserve.core import NO_OPENING
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import MemberLost, Received, TimerFired
 from alignedserve.protocol.messages import Acknowledge, Attempt, Output, RequestUse, Resend, Tokens, Used
@@ -30,31 +29,18 @@ TELL_S = 0.01
 MOST_ENDED = 10_000  # an owner that never acknowledges must not fill the memory
 
 
-@dataclass(slots=True)
-class _KeptOutput:
-    running: WorkerRequest  # the output grows there
-    finish: FinishReason | None = None
+def _last(running: WorkerRequest) -> int:
+    """Return the index of what came last."""
+    return len(running.output) - (running.finish is None or running.finish.has_token)
 
-    @property
-    def request(self) -> Request:
-        return self.running.request
 
-    @property
-    def output(self) -> list[int]:
-        return self.running.output
-
-    @property
-    def last(self) -> int:
-        """Return the index of what came last."""
-        return len(self.output) - (self.finish is None or self.finish.has_token)
-
-    def since(self, index: int) -> Output:
-        """Return what this attempt emitted of the output from an index on."""
-        running, request = self.running, self.running.request
-        logprobs = tuple(running.logprobs[max(0, index - len(request.emitted)) :]) if running.logprobs else ()
-        opening = NO_OPENING if index else running.opening
-        told = None if opening == NO_OPENING else opening
-        return Output(request.id, request.attempt, index, tuple(running.output[index:]), self.finish, logprobs, told)
+def _since(running: WorkerRequest, index: int) -> Output:
+    """Return what this attempt emitted of the output from an index on."""
+    request = running.request
+    logprobs = tuple(running.logprobs[max(0, index - len(request.emitted)) :]) if running.logprobs else ()
+    opening = NO_OPENING if index else running.opening
+    told = None if opening == NO_OPENING else opening
+    return Output(request.id, request.attempt, index, tuple(running.output[index:]), running.finish, logprobs, told)
 
 
 class Outputs(CorePart):
@@ -62,7 +48,7 @@ class Outputs(CorePart):
 
     def __init__(self, energy_source: str = "") -> None:
         self.energy_source = energy_source
-        self._kept: dict[str, _KeptOutput] = {}  # in the order of first tokens, then of last tokens
+        self._kept: dict[str, WorkerRequest] = {}  # in the order of first tokens, then of last tokens
         self._new: dict[str, list[Output]] = defaultdict(list)  # owner -> what the next frame carries
         self._used: dict[str, list[RequestUse]] = defaultdict(list)  # the same
         self._left: dict[str, WorkerRequest] = {}  # dropped since the last step ended
@@ -74,22 +60,19 @@ class Outputs(CorePart):
     @property
     def attempts(self) -> Mapping[Attempt, bool]:
         """Return the attempts with kept outputs, and whether each has ended."""
-        return {(name, kept.request.attempt): kept.finish is not None for name, kept in self._kept.items()}
+        return {kept.key: kept.finish is not None for kept in self._kept.values()}
 
-    def emit(self, running: WorkerRequest, finish: FinishReason | None) -> None:
+    def emit(self, running: WorkerRequest) -> None:
         """Add the last token of the output to the owner's frame; an error comes after the last token."""
-        request = running.request
+        request, output, finish = running.request, running.output, running.finish
         name = request.id
-        kept = self._kept.get(name)
-        if kept is None or kept.running is not running or finish:
+        if finish or self._kept.get(name) is not running:
             self._kept.pop(name, None)
-            self._kept[name] = kept = _KeptOutput(running, finish)
+            self._kept[name] = running
             if len(self._kept) > MOST_ENDED:
                 self._drop_oldest_ended()
-        output = running.output
-        has_token = finish is None or finish.has_token
-        if len(output) == 1 or running.logprobs or running.prompt_logprobs or not has_token:
-            new = kept.since(kept.last)
+        if len(output) == 1 or running.logprobs or running.prompt_logprobs or (finish and not finish.has_token):
+            new = _since(running, _last(running))
         else:  # nearly always, and once for each token
             new = Output(name, request.attempt, len(output) - 1, (output[-1],), finish)
         self._new[request.owner].append(new)
@@ -138,9 +121,9 @@ class Outputs(CorePart):
     def resend(self, asked: Resend, frame: Received, now: float) -> list[Command]:
         """Send all output from an index on; where the attempt is not here, the owner starts the next attempt."""
         kept = self._kept.get(asked.request)
-        if kept is None or kept.request.attempt != asked.attempt or asked.index > kept.last:
+        if kept is None or kept.request.attempt != asked.attempt or asked.index > _last(kept):
             return []
-        return [Send(kept.request.owner, Tokens((kept.since(asked.index),)))]
+        return [Send(kept.request.owner, Tokens((_since(kept, asked.index),)))]
 
     def timer_fired(self, event: TimerFired, now: float) -> list[Command]:
         return self._remind() if event.name == REFRESH else []
@@ -151,7 +134,7 @@ class Outputs(CorePart):
     def _remind(self, owner: str | None = None) -> list[Command]:
         """Send the last tokens of requests that have ended, to this owner or to all."""
         ended = [kept for kept in self._kept.values() if kept.finish and owner in (None, kept.request.owner)]
-        return [Send(kept.request.owner, Tokens((kept.since(kept.last),))) for kept in ended]
+        return [Send(kept.request.owner, Tokens((_since(kept, _last(kept)),))) for kept in ended]
 
     @property
     def awaits_answer(self) -> bool:

@@ -70,6 +70,7 @@ class WorkerRequest:
     batch: int = 0  # the pool's batch that the request came in; 0 of a prompt
     candidate: JoinCandidate | None = None  # while the request waits to join, or is being received
     departure: Departure | None = None  # while the request leaves for another worker
+    finish: FinishReason | None = None  # why the output has ended
     story: list[State] = field(default_factory=lambda: [State.NEW])  # the states so far (states.py)
     history: History | None = field(init=False)  # the tokens, where sampling needs them
     has_tokens: bool = field(init=False)  # tokens are asked for, and not a vector: KV is of use after the prompt
@@ -231,8 +232,8 @@ class WorkerRequest:
         if not ran.is_last:
             self.promise.chunk_ran()
 
-    def emit(self, token: int, now: float, logprob: Logprob | None = None) -> FinishReason | None:
-        """Add a token to the output; return why the output ends with this token, or None."""
+    def emit(self, token: int, now: float, logprob: Logprob | None = None) -> None:
+        """Add a token to the output, which may end with this token."""
         output = self.output
         output.append(token)
         if logprob is not None:
@@ -240,7 +241,11 @@ class WorkerRequest:
         num_output = len(output)
         self.said_at = now
         self.promise.emitted(now, num_output)
-        return self.request.finish(num_output - 1, token)
+        self.finish = self.request.finish(num_output - 1, token)
+
+    def fail(self) -> None:
+        """Note that the next token could not be sampled: where some KV came from elsewhere, that may be spoiled."""
+        self.finish = FinishReason.DOUBT if self.came_with_kv else FinishReason.ERROR
 
     def entry(self, pages: tuple[int, ...], names: tuple[int, ...]) -> Entry:
         """Return the request in the form for the pool."""
