@@ -50,7 +50,7 @@ _RETELL, _MOVED = 8, 0.01  # the model is told again after 8 steps, or when a fa
 _STRIDE, _LEAST_ERROR = 0.1, 0.005
 # The least uncertainties: few steps were measured, and predictions leave out a token's way to its client.
 _LEAST_P90, _LEAST_TAIL = 0.1, 0.15
-_SEEN, _ENOUGH = 1024, 50  # steps of each length whose errors are kept, and how many are needed to know the tail
+_SEEN, _ENOUGH = 1024, 50  # steps of each kind whose errors are kept, and how many of a length tell that length's tail
 _DECADES = 2.0  # from one in a hundred to one in ten thousand
 
 
@@ -325,7 +325,9 @@ class _Learner:
         """Learn from a step, and return whether predictions change."""
         off_by = error(seconds, predicted)
         if predicted > 0:
-            self._tails.setdefault(length_of(predicted), _Tail()).add(seconds / predicted - 1)
+            self._tails.setdefault(length_of(predicted), _Tail()).add(self._num_steps, seconds / predicted - 1)
+            for tail in self._tails.values():
+                tail.forget(self._num_steps - _SEEN)
         self._median, self._p90 = _tracked(self._median, off_by, 0.5), _tracked(self._p90, off_by, 0.9)
         self._num_steps += 1
         if self._num_steps > _EAGER and self._num_steps % _EVERY:
@@ -347,20 +349,27 @@ class _Tail:
     from the longest hundredth: where stalls come by chance, each factor of ten adds as much as from one in ten to one
     in a hundred. A stall of some milliseconds is a large share of a short step and a small one of a long step, so each
     length has a tail of its own.
+
+    Old errors are forgotten also where no step of the length runs: a length that took long for some seconds is else
+    never tried again.
     """
 
-    def __init__(self, last: Iterable[float] = ()) -> None:
-        self._last = deque(last)  # errors in the order of the steps; `_ordered` has them sorted
-        self._ordered = sorted(self._last)
+    def __init__(self, last: Iterable[tuple[int, float]] = ()) -> None:
+        self._last = deque(last)  # numbers of steps and their errors, in order; `_ordered` has the errors sorted
+        self._ordered = sorted(error for _, error in self._last)
 
     def copy(self) -> _Tail:
         return _Tail(self._last)
 
-    def add(self, error: float) -> None:
-        self._last.append(error)
+    def add(self, number: int, error: float) -> None:
+        self._last.append((number, error))
         insort(self._ordered, error)
-        if len(self._ordered) > _SEEN:
-            del self._ordered[bisect_left(self._ordered, self._last.popleft())]
+
+    def forget(self, until: int) -> None:
+        """Forget the errors of all steps up to this number."""
+        while self._last and self._last[0][0] <= until:
+            _, error = self._last.popleft()
+            del self._ordered[bisect_left(self._ordered, error)]
 
     @property
     def is_known(self) -> bool:

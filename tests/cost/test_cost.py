@@ -348,6 +348,19 @@ def test_short_steps_do_not_say_how_far_long_steps_go() -> None:
     assert known.beyond(TRUE.seconds(short)) > 0.9
 
 
+def test_a_length_that_no_step_has_any_more_is_not_held_to_old_delays() -> None:
+    """Memory is mapped in the first seconds of a load: steps of one length took twice as long then, and would never be
+    tried again."""
+    online, short, long = learner(), Shape.build([(8, 0)], [50]), Shape.build([(512, 0)], [300])
+    for step in range(100):
+        online.learn(long, (2.0 if step % 5 == 0 else 1.0) * TRUE.seconds(long))
+    long_s = TRUE.seconds(long)
+    assert online.model.uncertainty[Kind.MIXED].beyond(long_s) > 0.8
+    for _ in range(1024):
+        online.learn(short, TRUE.seconds(short))
+    assert online.model.uncertainty[Kind.MIXED].beyond(long_s) < 0.2
+
+
 def test_delays_of_short_steps_are_a_smaller_share_of_steps_that_have_not_run() -> None:
     online, short = learner(), Shape.build([(8, 0)], [50])
     for number in range(200):
