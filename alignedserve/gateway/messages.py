@@ -43,7 +43,7 @@ from alignedserve.gateway.openai.strict import (
     parse_body,
     type_of,
 )
-from alignedserve.gateway.openai.tools import MOST_TOOLS, Name, as_function
+from alignedserve.gateway.openai.tools import MOST_TOOLS, Name, as_function, object_in
 from alignedserve.gateway.openai.types import MOST_MESSAGES, ChatRequest, text_of
 from alignedserve.gateway.starting import Starter
 from alignedserve.text.calls.scanning import CallPart
@@ -389,19 +389,10 @@ class MessageAnswer(ItemAnswer):
 
     def _tell_end(self, item: OpenItem, _: str) -> None:
         if item.kind == "call":
-            item.tree["input"] = _object(item.text)
+            item.tree["input"] = object_in(item.text) or {}  # none, if the output ended inside of it
         else:
             item.tree[item.tree["type"]] = item.text
         if item.kind == "reasoning":  # clients send it back as it is, and here nobody looks at it
             item.tree["signature"] = sha256(item.text.encode()).hexdigest()
             self._tell("delta", item.number, delta={"type": "signature_delta", "signature": item.tree["signature"]})
         self._tell("stop", item.number)
-
-
-def _object(arguments: str) -> dict[str, Any]:
-    """Return the input of a call; empty, if the output ended inside of it."""
-    try:
-        read = json.loads(arguments or "{}")
-    except ValueError:
-        return {}
-    return read if isinstance(read, dict) else {}

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from math import sqrt
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
@@ -40,7 +40,7 @@ from alignedserve.gateway.openai.requests import (
     too_long,
 )
 from alignedserve.gateway.openai.strict import ListOf, Strict, fault
-from alignedserve.gateway.openai.types import PromisedRequest, Prompt, TokenId, kind_of_prompts
+from alignedserve.gateway.openai.types import PromisedRequest, Prompt, TokenId, kind_of_prompts, listed_prompts
 from alignedserve.owner.client import Delivered, OwnerClient, Settle
 from alignedserve.text.text_model import TextModel
 
@@ -79,9 +79,7 @@ class EmbeddingRequest(VectorRequest):
 
     @property
     def inputs(self) -> list[str | list[int]]:
-        if kind_of_prompts(self.input) == "several":
-            return cast("list[str | list[int]]", self.input)
-        return [cast("str | list[int]", self.input)]
+        return listed_prompts(self.input)
 
 
 class ScoreRequest(VectorRequest):

@@ -221,3 +221,14 @@ def test_a_tool_without_a_schema_takes_nothing(text: TextModel) -> None:
     gateway = saying(text, text.call_format.write([("now", {})]))
     body = ask(gateway, tools=[{"name": "now"}], tool_choice={"type": "any"}).json()
     assert body["content"][0]["input"] == {}
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000 + "]" * 100_000, r'"\ud800"'], ids=["deep", "half a character"])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_arguments_that_no_client_could_read_are_none(hermes: TextModel, value: str, is_streamed: bool) -> None:  # noqa: F811
+    gateway = saying(hermes, f'<tool_call>\n{{"name": "weather", "arguments": {{"city": {value}}}}}\n</tool_call>')
+    answer = ask(gateway, tools=[WEATHER], stream=is_streamed)
+    if is_streamed:
+        assert events_of(answer)[-1] == {"type": "message_stop"}
+    else:
+        assert [block["input"] for block in answer.json()["content"]] == [{}]

@@ -7,19 +7,12 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from alignedserve.gateway.openai.errors import ApiError, api_error
+from alignedserve.gateway.openai.errors import TYPES, ApiError, api_error
 
 MESSAGES = "/v1/messages"  # the paths whose errors have Anthropic's form begin so
 
 # The `type` of Anthropic's error by its status; any other is the client's fault below 500 and ours from 500 on.
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
+_TYPES = TYPES | {413: "request_too_large", 503: "overloaded_error"}
 
 
 def message_error(error: ApiError) -> dict[str, Any]:

@@ -19,7 +19,7 @@ RETRY_AFTER_NO_RUNNER_S = 10
 _HANGS_UP = {"Connection": "close"}  # the rest of the body is not read
 
 # The `type` of an error by its status; any other status is the client's fault below 500 and ours from 500 on.
-_TYPES = {
+TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -46,7 +46,7 @@ class ApiError(AlignedServeError):
 
     @property
     def body(self) -> dict[str, Any]:
-        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "internal_server_error")
+        kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "internal_server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 

@@ -36,6 +36,15 @@ def as_function(**fields: Any) -> dict[str, Any]:
     return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}
 
 
+def object_in(arguments: str) -> dict[str, Any] | None:
+    """Return the object that the arguments of a call are; None where they are none."""
+    try:
+        read = from_json(arguments or "{}")  # this parser limits the depth, as for bodies
+    except ValueError:
+        return None
+    return read if isinstance(read, dict) else None
+
+
 class Function(Strict):
     name: Name
     description: str | None = None
@@ -77,13 +86,9 @@ class CalledTool(Typed):
         """The call as a chat template receives it: its arguments as an object, or as text where they are no object.
 
         A model may have written what is no object, and an agent shows it that so that it can mend it."""
-        name, written = self.function.name, self.function.arguments
-        try:
-            read = from_json(written or "{}")  # this parser limits the depth, as for bodies
-        except ValueError:
-            read = written
-        arguments = read if isinstance(read, dict) else written
-        return {"id": self.id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        written = self.function.arguments
+        arguments = written if (read := object_in(written)) is None else read
+        return {"id": self.id, **as_function(name=self.function.name, arguments=arguments)}
 
 
 class _Allowed(Strict):

@@ -521,6 +521,11 @@ Prompts = Annotated[
 ]
 
 
+def listed_prompts(prompt: Any) -> list[str | list[int]]:
+    """Return all that `prompt` has, as a list."""
+    return cast("list[str | list[int]]", prompt if kind_of_prompts(prompt) == "several" else [prompt])
+
+
 class CompletionRequest(_AnyRequest):
     UNSUPPORTED: ClassVar[Usual] = {
         **_AnyRequest.UNSUPPORTED,
@@ -553,9 +558,7 @@ class CompletionRequest(_AnyRequest):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        if kind_of_prompts(self.prompt) == "several":
-            return cast("list[str | list[int]]", self.prompt)
-        return [cast("str | list[int]", self.prompt)]
+        return listed_prompts(self.prompt)
 
 
 class TokenizeRequest(Ruled):
