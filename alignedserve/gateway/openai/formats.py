@@ -73,7 +73,7 @@ class Format:
     """The form of an answer, which a field of its body demands: choices, a schema, a regex, a grammar or calls."""
 
     field: str
-    kind: Literal["choice", "json", "regex", "grammar", "calls"]
+    kind: str  # choice, json, regex, grammar or calls
     wanted: Any = None  # texts to choose from; a schema, or its text; a pattern; rules in Lark's language
     spaces: str | None = None  # a pattern of the white space between parts of JSON
     calls: WantedCalls | None = None  # which stand alone, or beside a schema
@@ -160,25 +160,13 @@ class StructuredOutputs(Strict):
     @property
     def formats(self) -> list[Format]:
         spaces = "" if self.disable_any_whitespace else self.whitespace_pattern
-        formats = vllm_formats(self.WHERE, self.choice, self.wanted, self.regex, self.grammar, spaces)
+        wanted = {"choice": self.choice, "json": self.wanted, "regex": self.regex, "grammar": self.grammar}
+        formats = vllm_formats(self.WHERE, wanted, spaces)
         if self.json_object:
             formats.append(Format("structured_outputs.json_object", "json", ANY_OBJECT, spaces))
         return formats
 
 
-def vllm_formats(
-    prefix: str,
-    choice: list[str] | None,
-    schema: Schema | str | None,
-    regex: str | None,
-    grammar: str | None,
-    spaces: str | None = None,
-) -> list[Format]:
-    """Return the forms of those of vLLM's fields that are set; their names begin with the prefix."""
-    formats = (
-        Format(f"{prefix}choice", "choice", choice),
-        Format(f"{prefix}json", "json", schema, spaces),
-        Format(f"{prefix}regex", "regex", regex),
-        Format(f"{prefix}grammar", "grammar", grammar),
-    )
-    return [form for form in formats if form.wanted is not None]
+def vllm_formats(prefix: str, wanted: Mapping[str, Any], spaces: str | None = None) -> list[Format]:
+    """Return the forms of those of vLLM's fields that are set, by kind; their names begin with the prefix."""
+    return [Format(prefix + kind, kind, value, spaces) for kind, value in wanted.items() if value is not None]

@@ -252,7 +252,8 @@ class _AnyRequest(SampledRequest):
 
     @property
     def _formats(self) -> list[Format]:
-        guided = vllm_formats("guided_", self.guided_choice, self.guided_json, self.guided_regex, self.guided_grammar)
+        kinds = ("choice", "json", "regex", "grammar")
+        guided = vllm_formats("guided_", {kind: getattr(self, f"guided_{kind}") for kind in kinds})
         others = (self.response_format, self.structured_outputs)
         return guided + [form for other in others if other is not None for form in other.formats]
 
