@@ -21,6 +21,7 @@ from alignedserve.text.calls.formats import (
 )
 from alignedserve.text.calls.names import CALL_FORMATS
 from alignedserve.text.calls.scanning import CallReader, CallText
+from tests.gateway.test_calls_as_before import PIECES
 
 PARAMETERS = {
     "type": "object",
@@ -83,25 +84,7 @@ def test_written_calls_are_found(form: CallFormat, calls: list[tuple[str, Any]],
     assert only == calls[0]
 
 
-_PIECES = st.sampled_from(
-    [
-        *{marker for form in FORMATS for marker in (*form.markers, *form.frame)},
-        *(
-            '{"name": "f", "arguments": {}}',
-            '{"name": "f"',
-            '"parameters"',
-            ": ",
-            "{",
-            "}",
-            '"',
-            "[",
-            "]",
-            "functions.",
-        ),
-        *("f", "f(", "f(s=", ")", "<parameter=s>", "</parameter>", "<arg_key>s</arg_key>", "\n", " ", ",", "```json"),
-        *("1", "é", "so", "\\", "<", "[CALL_ID]a1", "</function>", "</invoke>", '">', "'"),
-    ]
-)
+_PIECES = st.sampled_from([*PIECES, "", '{"name": "f", "arguments": {}}', "</invoke>", '">'])
 
 
 @OURS

@@ -38,50 +38,14 @@ SCHEMA: dict[str, Any] = {
 }
 TOOLS = {"f": SCHEMA, "get_weather": {"type": "object"}, "a-b.c": SCHEMA}
 VALUES: tuple[Any, ...] = (
-    "Rom",
-    'a "b"\n\\',
-    "5",
-    5,
-    -1.5,
-    None,
-    True,
-    [1, {"x": "ü"}],
-    {"k": [None]},
-    "</parameter",
-    "",
+    *("Rom", 'a "b"\n\\', "5", 5, -1.5, None, True, [1, {"x": "ü"}], {"k": [None]}, "</parameter", ""),
 )
 PIECES = (
     *sorted({mark for form in FORMATS for mark in (*form.markers, *form.frame) if mark}),
     *('{"name": "f", "arguments": {', '{"name": "f"', '"parameters": ', ": ", "{", "}", '"', "[", "]", "functions."),
-    *(
-        "f",
-        "f(",
-        "f(s=",
-        "n='5'",
-        ")",
-        "<parameter=s>",
-        "</parameter>",
-        "<arg_key>s</arg_key>",
-        "\n",
-        " ",
-        ",",
-        "```json",
-    ),
-    *(
-        "1",
-        "é",
-        "so",
-        "\\",
-        "<",
-        "[CALL_ID]a1",
-        "</function>",
-        "'",
-        "get_weather",
-        "<|message|>",
-        "a-b.c:0",
-        "null",
-        "```",
-    ),
+    *("f", "f(", "f(s=", "n='5'", ")", "<parameter=s>", "</parameter>", "<arg_key>s</arg_key>", "\n", " ", ","),
+    *("```json", "1", "é", "so", "\\", "<", "[CALL_ID]a1", "</function>", "'", "get_weather", "<|message|>", "a-b.c:0"),
+    *("null", "```"),
 )
 
 
