@@ -67,16 +67,11 @@ class CallFormat:
         return before + between.join(self.layout.write(name, arguments) for name, arguments in calls) + after
 
 
-def _section(name: str, layout: SectionCalls, *signs: tuple[str, ...]) -> CallFormat:
-    (opens, closes), begins, ends = layout.section, layout.begins, layout.ends
-    frame = opens + begins, ends + begins, ends + closes
-    return CallFormat(name, layout, frame, (opens, begins), (layout.parts, ends, closes), signs)
-
-
-def _deepseek(name: str, before: str, after: str, *signs: tuple[str, ...]) -> CallFormat:
-    section = deepseek_marker("tool calls begin"), deepseek_marker("tool calls end")
-    begins, ends = deepseek_marker("tool call begin"), deepseek_marker("tool call end")
-    return _section(name, SectionCalls(section, begins, _SEPARATOR, ends, (before, after)), *signs)
+def _section(name: str, marks: Sequence[str], shape: tuple[str, str], *signs: tuple[str, ...]) -> CallFormat:
+    layout = SectionCalls(*marks, shape=shape)
+    frame = layout.opens + layout.begins, layout.ends + layout.begins, layout.ends + layout.closes
+    others = (layout.parts, layout.ends, layout.closes)
+    return CallFormat(name, layout, frame, (layout.opens, layout.begins), others, signs)
 
 
 def deepseek_marker(words: str) -> str:
@@ -99,14 +94,10 @@ def _listed(name: str, layout: CallLayout, opens: str, closes: str, *signs: tupl
     return replace(made, **more)
 
 
-_SEPARATOR = deepseek_marker("tool sep")
-_KIMI = SectionCalls(
-    ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-    "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>",
-    "<|tool_call_end|>",
-    ("functions.NAME:0<|tool_call_argument_begin|>", ""),
-)
+_PARTS = "tool calls begin", "tool calls end", "tool call begin", "tool sep", "tool call end"
+_DEEPSEEK, _SEPARATOR = [*map(deepseek_marker, _PARTS)], deepseek_marker("tool sep")
+_ARGUMENTS, _SECTION = "<|tool_call_argument_begin|>", ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+_KIMI = (*_SECTION, "<|tool_call_begin|>", _ARGUMENTS, "<|tool_call_end|>")
 _TO = "<|channel|>commentary to="
 _HARMONY = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>", "<|end|>"
 _TAGS = _TAG_OPEN, _TAG_CLOSE = "<tool_call>", "</tool_call>"
@@ -147,9 +138,9 @@ FORMATS = (  # the first row that a template shows is its model's
         has_short_ids=True,
     ),
     _listed("mistral", JsonCalls(), "[TOOL_CALLS]", "", others=(), has_short_ids=True),
-    _deepseek("deepseek_v3", f"function{_SEPARATOR}NAME\n```json\n", "\n```", (_SEPARATOR, "```json")),
-    _deepseek("deepseek_v31", f"NAME{_SEPARATOR}", "", (_SEPARATOR,)),
-    _section("kimi_k2", _KIMI, ("<|tool_call_argument_begin|>",)),
+    _section("deepseek_v3", _DEEPSEEK, (f"function{_SEPARATOR}NAME\n```json\n", "\n```"), (_SEPARATOR, "```json")),
+    _section("deepseek_v31", _DEEPSEEK, (f"NAME{_SEPARATOR}", ""), (_SEPARATOR,)),
+    _section("kimi_k2", _KIMI, (f"functions.NAME:0{_ARGUMENTS}", ""), (_ARGUMENTS,)),
     CallFormat(
         "glm45",
         TaggedCalls("", "", *_GLM_TAGS, _TAG_CLOSE),

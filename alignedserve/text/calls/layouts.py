@@ -149,8 +149,9 @@ class SectionCalls(CallLayout):
 
     DeepSeek V3 writes `function` where others have the name, then the name, and the arguments as a block of code."""
 
-    section: tuple[str, str]
-    begins: str
+    opens: str  # of the section
+    closes: str
+    begins: str  # of a call
     parts: str
     ends: str
     shape: tuple[str, str]  # what stands before and after the arguments, with NAME for the name
@@ -159,7 +160,7 @@ class SectionCalls(CallLayout):
         return self.shape[0].replace("NAME", name), self.shape[1]
 
     def read(self, reader: CallReader, marker: str) -> Reading[None]:
-        if marker == self.section[0]:
+        if marker == self.opens:
             yield from reader.expect(self.begins)
         while True:
             yield from reader.skip()
@@ -172,7 +173,7 @@ class SectionCalls(CallLayout):
             yield from _read_call(reader, name.removeprefix("functions.").partition(":")[0], self.ends)
             yield from reader.accept("```")
             yield from reader.accept(self.ends)
-            if (yield from reader.accept(self.begins, self.section[1])) != self.begins:
+            if (yield from reader.accept(self.begins, self.closes)) != self.begins:
                 return
             reader.begin_attempt(self.begins)
 
