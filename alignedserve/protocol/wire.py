@@ -220,7 +220,7 @@ def _twin_field(field: Field[Any], twin: Any) -> tuple[Any, ...]:
 @cache
 def _twin(hint: Any) -> Any:
     """Return the hint with a struct in the place of each dataclass."""
-    if hint in _SCALARS or (isinstance(hint, type) and issubclass(hint, (Enum, tuple))):
+    if hint in _SCALARS or (isinstance(hint, type) and issubclass(hint, (Enum, tuple, msgspec.Struct))):
         return hint
     if is_dataclass(hint) and isinstance(hint, type):
         hints = typing.get_type_hints(hint)
