@@ -117,13 +117,14 @@ class Stepping(WorkerPart):
 
     def _give_memory(self, now: float) -> list[Command]:
         """Give each decode a place for the next token; where memory is short, requests leave."""
-        memory, here, waiting, commands = self._memory, self._here, self._queue.waiting, list[Command]()
-        for leaving, cause in memory.grow(waiting, now):
-            prompts, decodes = (*here.prompts.values(),), (*here.residents.values(),)
-            leaving = leaving or self._scheduler.leaving(prompts, decodes, memory.context(now))
-            commands += self._leaving.preempt(leaving, cause)
-        for prompt in memory.seat_by_worth(waiting):
-            self._seats.seat(prompt)
+        memory, here, commands = self._memory, self._here, list[Command]()
+        for running, cause in memory.grow(self._queue.waiting, now):
+            if cause is not None:
+                prompts, decodes = (*here.prompts.values(),), (*here.residents.values(),)
+                leaving = running or self._scheduler.leaving(prompts, decodes, memory.context(now))
+                commands += self._leaving.preempt(leaving, cause)
+            elif running is not None:
+                self._seats.seat(running)
         commands += self._elsewhere.make_room(now)
         return commands if self._scheduler.levels is None else [*commands, *self._swap(self._scheduler.levels, now)]
 

@@ -249,10 +249,8 @@ def _is_any_urgent(view: StepView) -> bool:
 
 
 def waiting_in_order(view: StepView) -> Iterator[Ranked]:
-    """Return waiting prompts in order. Thousands of documents may wait for pages: without pages, documents are left
-    out."""
-    only_rt = not view.seating.takes_best_effort
-    return view.waiting.in_order(view.at.now, view.at.times.most_s, only_rt)
+    """Return waiting prompts in order."""
+    return view.waiting.in_order(view.at.now, view.at.times.most_s)
 
 
 def ranks_of(view: StepView, kept: DecodeOrder | None, step: StepBuilder) -> RankedRequests:

@@ -13,7 +13,7 @@ A memory says which request leaves; leaving.py takes its seat.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -35,7 +35,8 @@ from alignedserve.worker.step.view import PlannedStep, StepContext
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from alignedserve.worker.windows import Dropping, Folding
 
-ToLeave: TypeAlias = tuple[WorkerRequest | None, PreemptionCause]  # the request that leaves, and why
+# The request that leaves, and why (None: the scheduler says which); or a prompt that takes its seat, and None.
+Change: TypeAlias = tuple[WorkerRequest | None, PreemptionCause | None]
 
 
 class PlainMemory:
@@ -189,7 +190,7 @@ class PlainMemory:
             return Seating(*offered)
         seated = self._here.seated if waiting else []
         held = self.num_freed(running for running in seated if running.promise.is_rt)
-        return self._packed_seating(waiting, now)(
+        return PackedSeating(
             *offered,
             best_effort=[running for running in seated if not running.promise.is_rt],
             spare=self._need.spare_blocks(held, now, self.pace.coming.are_expected(now)) if seated else 0,
@@ -200,9 +201,6 @@ class PlainMemory:
     def next_pages(self, waiting: WaitingPrompts) -> NextPages:
         """Return the pages that seated prompts compute or fetch next, for which prompts may wait."""
         return NextPages(self.pages, self._here.unfinished if waiting else ())
-
-    def _packed_seating(self, waiting: WaitingPrompts, now: float) -> Callable[..., PackedSeating]:
-        return PackedSeating
 
     def yielding(self, tokens: int, at: StepContext) -> list[WorkerRequest]:
         """Return the best-effort requests that leave so that a real-time request finds memory for `tokens`.
@@ -236,13 +234,13 @@ class PlainMemory:
     def _decodes(self) -> Collection[WorkerRequest]:
         return self._here.residents.values() if self.decodes else ()
 
-    def grow(self, waiting: WaitingPrompts, now: float) -> Iterator[ToLeave]:
+    def grow(self, waiting: WaitingPrompts, now: float) -> Iterator[Change]:
         """Give each decode a place for its next token, in the order of seats. Where there is none, yield which request
-        is to leave before the next decode is looked at; None where the scheduler says which."""
+        is to leave before the next decode is looked at."""
         if self._policy.grows:
             yield from self._grow()
 
-    def _grow(self) -> Iterator[ToLeave]:
+    def _grow(self) -> Iterator[Change]:
         size = self.limits.block_size
         full = [  # most have a place, and are passed over without a call for each
             running
@@ -270,12 +268,6 @@ class PlainMemory:
         if len(here.prompts) < 2 or here.residents or here.kept or here.is_changing:
             return None
         return in_order(here.prompts.values(), at)[-1]
-
-    # --- What other memory has to say beside (forms/memory/)
-
-    def seat_by_worth(self, waiting: WaitingPrompts) -> list[WorkerRequest]:
-        """Give memory to the prompts that are worth most, where the memory and no scheduler chooses; return these."""
-        return []
 
     def blocks_for_rt(self, offered: int) -> int:
         """Return the blocks that a real-time request may find beyond the blocks offered to all."""

@@ -13,8 +13,7 @@ for that.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field, fields, replace
 
 from alignedserve.core import KvForm, PreemptionCause, Slo, units_for
 from alignedserve.cost.model import CostModel
@@ -28,13 +27,13 @@ from alignedserve.scheduling.dues import TokenPromise
 from alignedserve.scheduling.policy import Cache
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.in_flight import StepsInFlight
-from alignedserve.worker.memory import PlainMemory, ToLeave
+from alignedserve.worker.memory import Change, PlainMemory
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.blocks import Blocks, keep_as
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.seating import PackedSeating
+from alignedserve.worker.step.seating import PackedSeating, Seating
 from alignedserve.worker.step.view import PlannedStep, StepContext
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
@@ -121,13 +120,17 @@ class WeighedMemory(PlainMemory):
 
     # --- Seats
 
-    def _packed_seating(self, waiting: WaitingPrompts, now: float) -> Callable[..., PackedSeating]:
-        self._begin(waiting, now)
-        return partial(HybridSeating, hides=self._pays, headroom=self._headroom)
+    def seating(self, seats: int, waiting: WaitingPrompts, at: StepContext) -> Seating:
+        seating = super().seating(seats, waiting, at)
+        if not isinstance(seating, PackedSeating):
+            return seating
+        self._begin(waiting, at.now)
+        packed = {each.name: getattr(seating, each.name) for each in fields(PackedSeating)}
+        return HybridSeating(**packed, hides=self._pays, headroom=self._headroom)
 
     # --- Which requests have memory at all
 
-    def grow(self, waiting: WaitingPrompts, now: float) -> Iterator[ToLeave]:
+    def grow(self, waiting: WaitingPrompts, now: float) -> Iterator[Change]:
         """Let decodes leave first where the memory brings more elsewhere (Apt-Serve §5).
 
         KV becomes hidden only by being recomputed: the request waits until then. Hidden vectors become KV later."""
@@ -141,6 +144,8 @@ class WeighedMemory(PlainMemory):
             if kind is None or (kind is CacheKind.HIDDEN and not running.kv.form):
                 yield running, PreemptionCause.WORTH
         yield from self._grow()
+        for prompt in self._seat_by_worth(waiting, self._apt_serve):
+            yield prompt, None
 
     def _stay_as(self, decodes: Sequence[WorkerRequest]) -> list[CacheKind | None]:
         """Return the form of each decode: the present form where all next tokens find a place, else the form of most
@@ -152,13 +157,11 @@ class WeighedMemory(PlainMemory):
             return [*held]
         return assign(wishes, self.num_free + sum(len(running.blocks) for running in decodes))
 
-    def seat_by_worth(self, waiting: WaitingPrompts) -> list[WorkerRequest]:
+    def _seat_by_worth(self, waiting: WaitingPrompts, scheduler: AptServe) -> list[WorkerRequest]:
         """Give memory to the prompts that are worth most, each in its form of most worth; return these prompts."""
-        if self._apt_serve is None:
-            return []
         prompts = sorted(waiting, key=lambda prompt: prompt.request.arrival_at)
         prompts_s = sum(map(self._pending_s, (*prompts, *self._here.prompts.values())))
-        takes_prompts = self._apt_serve.takes_prompts(prompts_s, self._decodes_s)  # always asked, and noted there
+        takes_prompts = scheduler.takes_prompts(prompts_s, self._decodes_s)  # always asked, and noted there
         seats = self.limits.max_batch - self._here.num_seated
         if seats <= 0 or not takes_prompts:
             return []

@@ -22,7 +22,7 @@ from alignedserve.cost.model import Shape
 from alignedserve.forms.memory.block_ends import TwoEndedBlocks
 from alignedserve.forms.orders import CopySlots
 from alignedserve.protocol.commands import Command, CopyOut
-from alignedserve.worker.memory import PlainMemory, ToLeave
+from alignedserve.worker.memory import Change, PlainMemory
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import Seating
 from alignedserve.worker.step.states import State
@@ -67,7 +67,7 @@ class TwoEndedMemory(PlainMemory):
 
     # --- The next step
 
-    def grow(self, waiting: WaitingPrompts, now: float) -> Iterator[ToLeave]:
+    def grow(self, waiting: WaitingPrompts, now: float) -> Iterator[Change]:
         """Claim a slot more for real-time decodes, which take slots of best-effort decodes."""
         for running in [resident for resident in self._here.residents.values() if resident.promise.is_rt]:
             while running.blocks and not self._claim_next(running):

@@ -39,11 +39,6 @@ class Seating:
         """Return whether a prompt may be seated now, given memory. If not, the prompt holds up no other prompt."""
         return not self.next_pages.holds_up(waiting)
 
-    @property
-    def takes_best_effort(self) -> bool:
-        """Return whether there may be a best-effort prompt that is to be seated."""
-        return True
-
     def demand(self, running: WorkerRequest, size: int) -> int:
         """Return the memory that `size` more tokens of a request need, in tokens rounded up to blocks.
 

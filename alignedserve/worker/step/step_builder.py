@@ -95,12 +95,10 @@ class StepBuilder:
     def seatable(self, waiting: Iterator[Ranked], only_be: bool = False) -> Iterator[Ranked]:
         """Yield waiting prompts as long as prompts may be seated; `only_be` says that all given are best-effort."""
         seating = self.seating
-        if only_be and not seating.takes_best_effort:
-            return
         for found in waiting:
             if self._has_no_memory or not self.takes_prompts:
                 return
-            if only_be and (self._be_has_no_memory or not seating.takes_best_effort):
+            if only_be and self._be_has_no_memory:
                 return
             if seating.may_seat(found[1]):
                 self._look(found[1])

@@ -77,10 +77,10 @@ class PromiseLine:
         caller = running.request.caller if isinstance(running.promise, StepPromise) else None
         return [(self._be, by_slack), (self._be_later.setdefault(caller, []), later)]
 
-    def in_order(self, now: float, most_s: float, classes: tuple[bool, ...]) -> Iterator[Ranked]:
-        for is_rt in classes:
+    def in_order(self, now: float, most_s: float) -> Iterator[Ranked]:
+        for is_rt in (True, False):
             yield from self.urgent(now, most_s, is_rt)
-        for is_rt in classes:
+        for is_rt in (True, False):
             yield from self.later(now, most_s, is_rt)
         yield from self.late(now)
 
@@ -292,17 +292,16 @@ class WaitingPrompts:
         self._moved.clear()
         self._dues.sweep(self._filed)
 
-    def in_order(self, now: float, most_s: float, only_rt: bool = False) -> Iterator[Ranked]:
-        """Yield all prompts, or only real-time and late prompts, in the order of service.
+    def in_order(self, now: float, most_s: float) -> Iterator[Ranked]:
+        """Yield all prompts in the order of service.
 
         With promises and with a fixed key, the keys compare with those of seated requests (ranks.py).
         """
         if self._policy.ordering.goes_by_promises:
-            return self.line.in_order(now, most_s, (True,) if only_rt else (True, False))
+            return self.line.in_order(now, most_s)
         if isinstance(self._policy.ordering, ByKey):
-            places = self._by_key
-            return ((place[:3], place[-1]) for place in places if place[-1].promise.is_rt or not only_rt)
-        return (((number,), running) for number, running in enumerate(self.real_time if only_rt else self._all))
+            return ((place[:3], place[-1]) for place in self._by_key)
+        return (((number,), running) for number, running in enumerate(self._all))
 
     def _refile_all(self) -> None:
         self._filed.clear()
