@@ -89,11 +89,6 @@ class KvForm:
         return token - self.dropped < len(self.blocks) * block_size * self.in_place
 
     @property
-    def is_whole(self) -> bool:
-        """Return whether the blocks hold KV of all tokens."""
-        return not (self.dropped or self.form)
-
-    @property
     def can_move(self) -> bool:
         """Return whether other devices can take over what the blocks hold, block by block."""
         return not (self.form or self.folded)

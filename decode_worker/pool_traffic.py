@@ -430,7 +430,7 @@ class PagesToWrite(WorkerPart):
         residents = self._here.residents.values()
         lacking = [  # for each decode in each step: no call is made for a request that is whole
             _lacks(resident, last, size) - written.get(resident, 0)
-            if resident in written or not resident.kv.is_whole
+            if resident in written or resident.kv.dropped or resident.kv.form
             else (resident.prefix + last) // size - len(resident.known)
             for resident in residents
         ]

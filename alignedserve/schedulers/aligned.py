@@ -300,13 +300,12 @@ def _decodes_bound_s(decodes: Iterable[WorkerRequest], at: StepContext) -> tuple
     bound, late_s, now, mean_s = inf, inf, at.now, at.times.mean_s
     (least_s, prefix_s), remade_s = at.cost.one_decode, at.cost.remade_token_s
     for running in decodes:
-        if (promise := running.promise).is_rt:
+        promise = running.promise
+        if promise.next_due_at - now < bound:  # mostly one of many: the tokens of a step are due together
             alone_s = least_s + (prefix_s + remade_s if running.kv.form else prefix_s) * running.prefix
-            room_s = promise.step_room_s(now, 1, mean_s, alone_s)
-            if room_s < bound:
-                bound = room_s
-            if promise.num_missed:
-                late_s = min(late_s, running.request.slo.tbt_s)
+            bound = min(bound, promise.step_room_s(now, 1, mean_s, alone_s))
+        if promise.num_missed:
+            late_s = min(late_s, running.request.slo.tbt_s)
     return bound, late_s
 
 

@@ -36,6 +36,7 @@ class Promise(ABC):
     __slots__ = ("request",)
     # Plain attributes, because step selection reads them for many requests at every step:
     is_rt: ClassVar[bool] = False
+    next_due_at: float = inf  # when the next token of a real-time request is due, though that may have passed
     num_missed: int = 0  # dues that a real-time request has missed in a row
     has_missed: bool = False  # whether this worker knows of a missed due
 

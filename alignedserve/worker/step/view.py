@@ -110,7 +110,7 @@ def shape_of(chunks: Sequence[Chunk], decodes: Sequence[WorkerRequest]) -> Shape
     sizes = [(len(chunk.tokens), chunk.num_before) for chunk in chunks]
     remade = sum([running.prefix for running in decodes if running.kv.form])
     remade += sum([chunk.start for chunk in chunks if chunk.kv.form])
-    return Shape.build(sizes, [running.num_held for running in decodes], remade)
+    return Shape.build(sizes, [running.prefix - running.kv.dropped for running in decodes], remade)
 
 
 def all_of(decodes: Sequence[WorkerRequest], chunks: tuple[Chunk, ...], at: StepContext) -> PlannedStep:
