@@ -193,7 +193,7 @@ class Engine:
         self._checker = Checker(self.config, num_blocks, self.block_size, lambda run: self.form.problem(run))
 
     def new_cache(self, num_blocks: int) -> Tensor:
-        """Return a device cache of zeros. On a CPU it takes memory only once written, so an idle worker stays small."""
+        """Return a device cache of zeros. On a CPU it takes memory only once written or mapped (large_pages.py)."""
         config = self.config
         dtype, vector = vector_of(self.kv_dtype, self.dtype, config.num_kv_heads, config.head_dim)
         shape = (config.num_layers, 2 * num_blocks, self.block_size, vector)

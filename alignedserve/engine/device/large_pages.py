@@ -13,11 +13,17 @@ import errno
 import math
 import mmap
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count as numbers
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
+from alignedserve.kvpool.arena.arena import POPULATE_WRITE
+
 _SLAB = 64 << 20
+_LARGE = 2 << 20  # bytes of a page
 _APART = 64  # bytes: a cache line
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 _LARGEST_KEPT, _KEPT = 32 << 20, 512 << 20  # bytes of one piece (the most that glibc accepts), bytes of all pieces
@@ -27,6 +33,38 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return zeros that take memory only once they are written."""
     count = math.prod(shape)
     return torch.frombuffer(_mapped(count * dtype.itemsize), dtype=dtype, count=count).view(shape)
+
+
+def map_ahead(cache: Tensor, piece: int) -> int | None:
+    """Have the system map a piece of a device cache, a large page of one layer; return the next piece, or None behind
+    the end and where the system cannot. The first blocks of all layers come first: steps use them first.
+
+    Otherwise a step that writes to a large page of each layer for the first time waits until the system has cleared
+    them: 24 MB, which take 3 to 60 ms.
+    """
+    layers = cache.shape[0]
+    number, layer = divmod(piece, layers)
+    in_layer, first = cache.nbytes // layers, number * _LARGE
+    if first >= in_layer:
+        return None
+    address = cache.data_ptr() + layer * in_layer + first
+    begin = address // mmap.PAGESIZE * mmap.PAGESIZE  # the system maps whole pages
+    size = address + min(_LARGE, in_layer - first) - begin
+    failed = ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), POPULATE_WRITE)
+    return None if failed else piece + 1
+
+
+def map_first(cache: Tensor, threads: int, most_s: float = 0.5) -> None:
+    """Have the system map a device cache before the first step, for this time at most, in so many threads."""
+    pieces, until = numbers(), perf_counter() + most_s
+
+    def work() -> None:
+        while map_ahead(cache, next(pieces)) is not None and perf_counter() < until:
+            pass
+
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(threads):
+            pool.submit(work)
 
 
 class Slabs:
