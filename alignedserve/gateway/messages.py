@@ -16,7 +16,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -41,7 +41,6 @@ from alignedserve.gateway.openai.strict import (
     Usual,
     fault,
     parse_body,
-    type_of,
 )
 from alignedserve.gateway.openai.tools import MOST_TOOLS, Name, as_function, object_in
 from alignedserve.gateway.openai.types import MOST_MESSAGES, ChatRequest, text_of
@@ -92,14 +91,6 @@ class ToolResultBlock(SentBack):
 
 
 Block: TypeAlias = TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock
-_AnyBlock = Annotated[
-    Annotated[TextBlock, Tag("text")]
-    | Annotated[ThinkingBlock, Tag("thinking")]
-    | Annotated[RedactedBlock, Tag("redacted_thinking")]
-    | Annotated[ToolUseBlock, Tag("tool_use")]
-    | Annotated[ToolResultBlock, Tag("tool_result")],
-    Discriminator(type_of),
-]
 _KINDS = {
     "user": ("text", "tool_result"),
     "system": ("text",),
@@ -109,7 +100,7 @@ _KINDS = {
 
 class MessageParam(Ruled):
     role: Literal["user", "assistant", "system"]
-    content: TextOr[ListOf[_AnyBlock]]
+    content: TextOr[ListOf[Annotated[Block, Field(discriminator="type")]]]
 
     @property
     def blocks(self) -> list[Block]:

@@ -182,6 +182,7 @@ def test_what_a_template_writes_between_short_texts_counts_before_it_is_encoded(
         ({"max_tokens": None}, "max_tokens"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "type custom"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages[0].content[0].type is missing"),
         ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": ""}]}]}, "thinking"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"odd": 1}, "odd"),
