@@ -56,12 +56,7 @@ class VectorRoutes:
     def routes(self) -> Sequence[HttpRoute]:
         score = partial(self._answer, ScoreRequest, make_score_requests, score_answer)
         rerank = partial(self._answer, RerankRequest, make_score_requests, rerank_answer)
-        embed = partial(
-            self._answer,
-            EmbeddingRequest,
-            make_embedding_requests,
-            lambda body, _, requests, vectors: embedding_answer(body, requests, vectors),
-        )
+        embed = partial(self._answer, EmbeddingRequest, make_embedding_requests, embedding_answer)
         return (
             ("POST", "/v1/embeddings", embed),
             *(("POST", path, score) for path in _SCORE),
@@ -72,7 +67,7 @@ class VectorRoutes:
         self,
         kind: type[Body],
         make: Callable[..., tuple[Request, ...]],
-        build: Callable[[Body, PooledRule, Sequence[Request], Sequence[bytes]], Answer],
+        build: Callable[[Body, Sequence[Request], Sequence[bytes], PooledRule], Answer],
         http: HttpRequest,
     ) -> Response:
         """Answer a body of this kind: `make` makes its requests, and `build` the answer from requests and vectors."""
@@ -96,7 +91,7 @@ class VectorRoutes:
         work = (partial(self._read, number, request, meter, follow, number >= at_once) for number, request in numbered)
         vectors = await unless_gone(http.receive, all_of(work, at_once))
         meter.end()
-        answer = await starter.in_thread(http, partial(build, body, starter.text.pooled, requests, vectors))
+        answer = await starter.in_thread(http, partial(build, body, requests, vectors, starter.text.pooled))
         answer["usage"] |= cost_of(meter.charged)
         return json_response(answer, meter.timing_headers(is_over=True), starter.settings.stalled_client_s)
 

@@ -156,10 +156,8 @@ def make_embedding_requests(
     if name is not None and name not in rule.prompts:
         known = ", ".join(sorted(rule.prompts)) or "it has none"
         raise invalid(f"prompt_name: the model has no prompt {name!r:.60}: {known}", "prompt_name")
-    begins, with_special = (
-        rule.usual_prompt if name is None else rule.prompts[name],
-        body.add_special_tokens is not False,
-    )
+    begins = rule.usual_prompt if name is None else rule.prompts[name]
+    with_special = body.add_special_tokens is not False
     prompts = [
         reader.read(begins + given, None, with_special) if isinstance(given, str) else reader.checked(given)
         for given in body.inputs
@@ -281,7 +279,9 @@ def _made(
 Answer: TypeAlias = dict[str, Any]
 
 
-def embedding_answer(body: EmbeddingRequest, requests: Sequence[Request], vectors: Sequence[bytes]) -> Answer:
+def embedding_answer(
+    body: EmbeddingRequest, requests: Sequence[Request], vectors: Sequence[bytes], _: PooledRule | None = None
+) -> Answer:
     """Return the embeddings; an iterator stands for their list, since there may be millions of numbers (writing.py)."""
     as_text = body.encoding_format == "base64"
     data = (
@@ -295,14 +295,14 @@ def embedding_answer(body: EmbeddingRequest, requests: Sequence[Request], vector
     return {**_head("embd", body.model, requests), "data": data, "usage": _usage(requests)}
 
 
-def score_answer(body: ScoreRequest, rule: PooledRule, requests: Sequence[Request], vectors: Sequence[bytes]) -> Answer:
+def score_answer(body: ScoreRequest, requests: Sequence[Request], vectors: Sequence[bytes], rule: PooledRule) -> Answer:
     scores = _scores(body, rule, vectors)
     data = [{"index": place, "object": "score", "score": score} for place, score in enumerate(scores)]
     return {**_head("score", body.model, requests), "data": data, "usage": _usage(requests)}
 
 
 def rerank_answer(
-    body: RerankRequest, rule: PooledRule, requests: Sequence[Request], vectors: Sequence[bytes]
+    body: RerankRequest, requests: Sequence[Request], vectors: Sequence[bytes], rule: PooledRule
 ) -> Answer:
     """Return the documents, the most relevant first; documents about as relevant keep their order."""
     ranked = sorted(enumerate(_scores(body, rule, vectors)), key=lambda scored: -scored[1])

@@ -81,20 +81,11 @@ not_ready = partial(_later, 503, "no workers are ready: try again", "not_ready")
 no_runner = partial(_later, 503, "no job runner is ready: try again", "not_ready", RETRY_AFTER_NO_RUNNER_S)
 too_many_connections = partial(_overloaded, "the server has as many connections as it accepts: try again")
 too_many_pages = partial(_overloaded, "as many live pages are open as the server serves: close one")
-no_key = partial(
-    ApiError,
-    401,
-    "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
-    code="invalid_api_key",
-    headers={"WWW-Authenticate": "Bearer"},
-)
-no_key_for_page = partial(
-    ApiError,
-    401,
-    "an API key with the scope dashboard is needed: a browser asks for it as a password, under any name",
-    code="invalid_api_key",
-    headers={"WWW-Authenticate": 'Basic realm="AlignedServe: any name, and an API key", charset="UTF-8"'},
-)
+_NO_KEY = "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+no_key = partial(ApiError, 401, _NO_KEY, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+_NO_PAGE = "an API key with the scope dashboard is needed: a browser asks for it as a password, under any name"
+_ASKS = {"WWW-Authenticate": 'Basic realm="AlignedServe: any name, and an API key", charset="UTF-8"'}
+no_key_for_page = partial(ApiError, 401, _NO_PAGE, code="invalid_api_key", headers=_ASKS)
 _KEY_REVOKED = "the API key of this request has been revoked, or lost the scope for it: its answer ends here"
 key_revoked = partial(ApiError, 401, _KEY_REVOKED, code="key_revoked")
 bad_head = partial(invalid, "this is not a valid HTTP request", code="invalid_http")
