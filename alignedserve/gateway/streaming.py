@@ -50,23 +50,15 @@ class Chunks:
 
     def __init__(self, shape: AnswerShape) -> None:
         self._shape = shape
-        self._around_text: dict[int, list[str]] = {}  # choice -> what is around the text of its chunks
-        self._around_reasoning: dict[int, list[str]] = {}
+        self._around_reasoning: dict[int, list[str]] = {}  # choice -> what is around the reasoning of its chunks
+        self._around_text: dict[int, list[str]] = {}
 
     def event(self, number: int, piece: AnswerPiece) -> bytes | None:
         """Return the event of a piece, or None if the piece needs no chunk."""
-        if piece.calls or piece.finish is not None or (piece.text and piece.reasoning):
+        text, kept = piece.text or piece.reasoning, self._around_text if piece.text else self._around_reasoning
+        if piece.calls or piece.finish is not None or not text or (piece.text and piece.reasoning):
             return self._whole(number, piece)
-        if piece.text:
-            return self._event_like(number, piece, piece.text, self._around_text)
-        if piece.reasoning:
-            return self._event_like(number, piece, piece.reasoning, self._around_reasoning)
-        return self._whole(number, piece)
-
-    def _event_like(self, number: int, piece: AnswerPiece, text: str, kept: dict[int, list[str]]) -> bytes | None:
-        """Return the event of a piece in which only this text differs from the others of its kind."""
-        around = kept.get(number)
-        if around is not None:
+        if (around := kept.get(number)) is not None:
             self._shape.count(number, piece)
             return encode_basestring_ascii(text)[1:-1].join(around).encode()
         written = self._whole(number, piece)

@@ -54,13 +54,11 @@ def make_promise(
     is_best_effort = "jct_ms" in deadlines or (tier == "flex" and not deadlines)
     if is_best_effort and body.slo is not None and body.slo.strict:
         raise invalid("slo.strict is about ttft_ms, which best-effort requests do not have", "slo.strict")
-    if "jct_ms" in deadlines:
-        if len(deadlines) > 1:
-            message = "slo.jct_ms is for best-effort requests, ttft_ms and tbt_ms for chat: set one kind only"
-            raise invalid(message, "slo")
-        return ServicePromise(ServiceClass.BE, Slo(jct_s=deadlines["jct_ms"] / 1000), "flex")
-    if tier == "flex" and not deadlines:
-        return ServicePromise(ServiceClass.BE, Slo(jct_s=usual.flex_jct_s), "flex")
+    if is_best_effort and len(deadlines) > 1:
+        raise invalid("slo.jct_ms is for best-effort requests, ttft_ms and tbt_ms for chat: set one kind only", "slo")
+    if is_best_effort:
+        jct_s = deadlines["jct_ms"] / 1000 if deadlines else usual.flex_jct_s
+        return ServicePromise(ServiceClass.BE, Slo(jct_s=jct_s), "flex")
     factor = _PRIORITY if tier == "priority" else 1.0
     ttft_ms = deadlines.get("ttft_ms", max(usual.ttft_ms * factor, limits.least_ttft_ms or 0))
     tbt_ms = deadlines.get("tbt_ms", max(usual.tbt_ms * factor, limits.least_tbt_ms or 0))
