@@ -68,7 +68,7 @@ def page(papers: Iterable[Paper], runs: Runs) -> str:
         "[Figures](reference/figures.md) defines what is measured,\n"
         "[presets](reference/presets.md) say how each system differs from its paper. Figures of BROS\n"
         "and ALISE were run with rules that have gone since: documents that replace chats, steps that grow, an age\n"
-        "of 10 s in place of 120."
+        "of 10 s in place of 120. AlignedServe's figures 7 to 14 were run on 2026-11-29; all others are older."
     )
     return "\n\n".join([head, *_papers(papers, runs, with_pictures=True)]) + "\n"
 
