@@ -347,6 +347,13 @@ class ScheduleConfig:
     helps: bool = experiment(
         DEFAULT_POLICY.helps, "decode workers take prompts that pile up, and prefill workers decode, too"
     )
+    slo_scale: float = setting(
+        DEFAULT_POLICY.slo_scale,
+        "how early chats' tokens are to come: at 0.8 steps are planned for 0.8 of ttft and tbt, at 1 for all of them; "
+        "what counts as kept stays as promised",
+        above=0,
+        most=1,
+    )
     refuse_ttfts: float = setting(
         DEFAULT_POLICY.refuse_ttfts,
         "in a burst, refuse a chat that would wait for others for more than this multiple of its ttft; 0 refuses none",

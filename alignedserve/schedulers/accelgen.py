@@ -127,7 +127,7 @@ def paper_budget(view: StepView) -> int:
     tbts = (running.request.slo.tbt_s for running in view.decodes if running.promise.is_rt)
     ttfts = (running.request.slo.ttft_s for running in view.prompts if running.promise.is_rt)
     waiting = (prompt.request.slo.ttft_s for prompt in view.waiting.real_time)
-    least_s = min(chain(tbts, ttfts, waiting), default=inf)
+    least_s = at.policy.slo_scale * min(chain(tbts, ttfts, waiting), default=inf)
     pivot_s = at.cost.seconds(Shape.build([(at.pivot, 0)]))
     if least_s == inf or not pivot_s:
         return at.room

@@ -88,11 +88,15 @@ class Promise(ABC):
 
 
 class TokenPromise(Promise):
-    """The promise of a real-time request: every token has a due. Preemptions move no due: only emitted tokens do."""
+    """The promise of a real-time request: every token has a due. Preemptions move no due: only emitted tokens do.
+
+    With `slo_scale` below 1 a due comes earlier than promised. Where the token is not there by then, the due moves to
+    the promised time: only after that the request is late.
+    """
 
     __slots__ = (
-        *("_allowance_s", "_counts_chunks", "_expected", "_late", "_num_output"),
-        *("has_missed", "is_behind", "next_due_at", "num_missed"),
+        *("_allowance_s", "_counts_chunks", "_expected", "_grace", "_grace_s", "_late", "_num_output"),
+        *("has_missed", "is_behind", "next_due_at", "num_missed", "tbt_s"),
     )
     is_rt = True
     is_behind: bool  # whether the prompt is beyond its caller's part: behind all other real-time requests
@@ -102,12 +106,15 @@ class TokenPromise(Promise):
         super().__init__(request)
         self._expected, self._num_output = expected(request, policy).mean, num_output
         self._late, self._counts_chunks = policy.late, policy.ordering.counts_chunks
-        self._allowance_s = request.slo.tbt_s
+        scale = policy.slo_scale
+        self.tbt_s = self._allowance_s = scale * request.slo.tbt_s  # that is planned for
         if due is None:
             last_at = request.emitted_at
             if last_at is None:
-                last_at, self._allowance_s = request.arrival_at, request.slo.ttft_s
+                last_at, self._allowance_s = request.arrival_at, scale * request.slo.ttft_s
             due = Due(last_at + self._allowance_s)
+        self._grace = 1 / scale - 1  # of each allowance: from the planned due to the promised due
+        self._grace_s = 0.0 if due.num_missed else self._grace * self._allowance_s  # of the next due
         self.next_due_at, self.num_missed = due.at, due.num_missed  # `due_at` moves a due that has passed
         self.has_missed = due.num_missed > 0
         self.is_behind = False
@@ -117,8 +124,8 @@ class TokenPromise(Promise):
         return Due(self.next_due_at, self.num_missed)
 
     def due_at(self, now: float) -> float:
-        """Return when the next token is due; a due that has passed counts as a miss here."""
-        if now > self.next_due_at and self._late is Late.DECAY:
+        """Return when the next token is due; a promised due that has passed counts as a miss here."""
+        if now > self.next_due_at and self._has_passed(now) and self._late is Late.DECAY:
             self._miss(now)
         return self.next_due_at
 
@@ -126,7 +133,12 @@ class TokenPromise(Promise):
         return self.due_at(now)
 
     def is_late(self, now: float) -> bool:
-        return self.num_missed > 0 or now > self.next_due_at
+        return self.num_missed > 0 or (now > self.next_due_at and self._has_passed(now))
+
+    def _has_passed(self, now: float) -> bool:
+        """Return whether the promised due has passed; this due counts once the planned due has passed."""
+        self.next_due_at, self._grace_s = self.next_due_at + self._grace_s, 0.0
+        return now > self.next_due_at
 
     @property
     def worth(self) -> float:
@@ -136,9 +148,9 @@ class TokenPromise(Promise):
     def emitted(self, now: float, num_output: int) -> None:
         """Count a token that reached the client, and set the next due."""
         self._num_output = num_output
-        self._allowance_s = next_s = self.request.slo.tbt_s
-        if now <= self.next_due_at:
-            self.num_missed, self.next_due_at = 0, now + next_s
+        self._allowance_s = next_s = self.tbt_s
+        if now <= self.next_due_at or not self._has_passed(now):
+            self.num_missed, self.next_due_at, self._grace_s = 0, now + next_s, self._grace * next_s
         elif self._late is Late.DECAY:
             self._miss(now)
         else:
@@ -176,6 +188,8 @@ class TokenPromise(Promise):
         if now > due_at:
             due_at = self.due_at(now)
         room_s = due_at - now - (steps - 1) * step_s
+        if room_s < alone_s:
+            room_s += self._grace_s
         return inf if self.num_missed or room_s < alone_s else room_s
 
 

@@ -45,7 +45,8 @@ class ArrivalForecast:
     few -0.7 and -2.6 %, else within 1.5 points and 1.2 %.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slo_scale: float = 1.0) -> None:
+        self._slo_scale = slo_scale
         self._last: deque[tuple[float, float]] = deque(maxlen=COUNTED)  # when, seconds to spare
         self._bound_s = self._until = inf
         self._joined: deque[tuple[float, float]] = deque(maxlen=COUNTED)  # when, time between two tokens
@@ -53,7 +54,7 @@ class ArrivalForecast:
 
     def count(self, prompt: WorkerRequest, prompt_s: float, now: float) -> None:
         """Count a prompt that takes `prompt_s` by itself. A prompt that is late even alone does not bind steps."""
-        spare_s = prompt.request.slo.ttft_s - prompt_s
+        spare_s = self._slo_scale * prompt.request.slo.ttft_s - prompt_s
         if not prompt.promise.is_rt or spare_s <= 0:
             return
         caller = prompt.request.caller
@@ -74,7 +75,7 @@ class ArrivalForecast:
 
     def joined(self, tbt_s: float, now: float) -> None:
         """Count a real-time request that was handed on to this worker."""
-        self._joined.append((now, tbt_s))
+        self._joined.append((now, self._slo_scale * tbt_s))
 
     def joins_s(self, now: float) -> float:
         """Return the most time that a step with prompts may take, for the requests that are handed on meanwhile."""
@@ -128,7 +129,7 @@ class Pace:
         self._mean_chunk = float(setup.limits.max_step_tokens)
         self.pivot = self.fit.model.pivot(setup.limits.max_step_tokens)
         self.room = StepRoom(setup.limits.max_step_tokens)
-        self.coming = ArrivalForecast()
+        self.coming = ArrivalForecast(self.policy.slo_scale)
         self.fetched_s = 0.0  # that copies from the pool have taken before steps, as predicted
 
     @property

@@ -41,6 +41,27 @@ class TestTokens:
         dues.emitted(10.65, 1)
         assert dues.due_at(10.7) == pytest.approx(10.85)
 
+    def test_dues_may_be_planned_earlier_than_promised(self) -> None:
+        """Only the promised time counts as a miss: 0.8 of a ttft of 1 s and of a tbt of 0.2 s are planned for."""
+        dues = TokenPromise(CHAT, Policy(slo_scale=0.8), 0)
+        assert dues.due_at(10.5) == pytest.approx(10.8)
+        assert dues.step_room_s(10.5, 1, 0.0, alone_s=0.2) == pytest.approx(0.3)
+        assert dues.step_room_s(10.5, 1, 0.0, alone_s=0.4) == pytest.approx(0.5), "only the promise can be kept"
+        assert dues.due_at(10.9) == pytest.approx(11.0)
+        assert not dues.is_late(10.9)
+        dues.emitted(10.95, 1)
+        assert (dues.num_missed, dues.due_at(10.95)) == (0, pytest.approx(11.11))
+        dues.emitted(11.14, 2)
+        assert (dues.num_missed, dues.due_at(11.14)) == (0, pytest.approx(11.3))
+        assert dues.is_late(11.35)
+        assert dues.due_at(11.35) == pytest.approx(11.35 + 0.16 / DECAY)
+
+    @given(ahead=short, scale=st.floats(0.1, 1.0))
+    def test_a_token_is_missed_after_the_promised_time_whatever_is_planned(self, ahead: float, scale: float) -> None:
+        dues = TokenPromise(CHAT, Policy(slo_scale=scale), 0)
+        dues.emitted(10.0 + ahead, 1)
+        assert abs(ahead - 1.0) < 1e-9 or dues.has_missed == (ahead > 1.0)
+
     def test_waiting_moves_nothing(self) -> None:
         """A preempted request's clock runs on."""
         dues = chat()

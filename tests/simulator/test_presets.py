@@ -15,6 +15,7 @@ from alignedserve.core import ServiceClass
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import cluster_of
 from alignedserve.lab.trials.running import run_once
+from alignedserve.loads.figures.request_figures import attains, gaps_s, requests_of_class
 from alignedserve.loads.records.records import RunRecord
 from tests.rare import rare, rarely
 
@@ -150,6 +151,24 @@ USUAL = ("vllm-chunked", "alignedserve-paper", "bros")
 
 
 @rare
+def test_tokens_come_as_much_earlier_than_promised_as_a_user_asks_for() -> None:
+    """Gaps and first tokens of chats beside documents become shorter, for next to no token of a document."""
+    load = "coserve,first_s=3,documents.in_flight=24"
+    usual, early = (run("aligned", "colocated", load, (f"schedule.slo_scale={scale}",)) for scale in (1.0, 0.5))
+    for record in (usual, early):
+        assert all(attains(chat) for chat in requests_of_class(record.requests, ServiceClass.RT))
+    assert longest_usual_gap_s(usual) > 0.1
+    assert longest_usual_gap_s(early) < 0.7 * longest_usual_gap_s(usual)
+    assert slowest_first_token_s(early) < 0.9 * slowest_first_token_s(usual)
+    assert early.duration_s < 1.1 * usual.duration_s
+
+
+def longest_usual_gap_s(of: RunRecord) -> float:
+    """Return the 95th percentile of the gaps between chats' tokens."""
+    gaps = [gap for chat in requests_of_class(of.requests, ServiceClass.RT) for gap in gaps_s(chat)]
+    return sorted(gaps)[int(0.95 * len(gaps))]
+
+
 def test_with_plain_blocks_chats_take_the_memory_of_documents_as_a_whole() -> None:
     """Twice as many chats arrive as in the usual load."""
     crowd = LOAD.replace("chat.rate=5", "chat.rate=10").replace("first_s=2", "first_s=6")

@@ -167,7 +167,7 @@ class _FiledDecode:
 
 class DecodeOrder:
     def __init__(self, policy: Policy) -> None:
-        self._late = policy.late
+        self._late, self._slo_scale = policy.late, policy.slo_scale
         self._times = StepTimes(-1.0, -1.0)  # that decodes are filed by
         self._filed: dict[WorkerRequest, _FiledDecode] = {}
         self._num_filed = 0
@@ -250,7 +250,7 @@ class DecodeOrder:
             into.rt.append(place)
             self._has_priorities |= standing.priority != 0
             if promise.num_missed:
-                missed_s = running.request.slo.tbt_s
+                missed_s = self._slo_scale * running.request.slo.tbt_s
                 self._missed[missed_s] += 1
             else:
                 into.in_time.append(place)
