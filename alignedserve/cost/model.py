@@ -218,28 +218,32 @@ class CostModel:
     def plan_seconds(self, plan: StepPlan) -> float:
         return self.seconds(shape_of(plan))
 
-    def shares(self, plan: StepPlan) -> list[float]:
-        """Return the share of a step's time that each of its parts is charged with; together they are 1.
+    def charges(self, plan: StepPlan) -> tuple[list[float], float]:
+        """Return what each part of a step is charged with, and the sum, both in predicted seconds.
 
         A part is charged with its tokens, its attention and an equal share of what the step takes in any case. For
         example, of a step of 10 ms, 4 of them in any case, a chunk that alone takes 5 ms more and two decodes that take
-        0.5 ms more each: 0.633, 0.183 and 0.183.
+        0.5 ms more each: 6.33, 1.83 and 1.83 ms.
         """
         chunks, decodes = plan.chunks, plan.decodes
         table = self.tables[(2 if chunks else 1) if decodes else 0]
-        base, slope, per_work, per_chunk, per_cached, per_decode, per_prefix = table[:7]
-        tokens, num = plan.num_tokens, len(chunks) + len(decodes)
+        base, slope, per_work, per_chunk, per_cached, per_decode, per_prefix, *_ = table
+        num = tokens = len(decodes)
+        if chunks:  # seldom
+            num, tokens = num + len(chunks), plan.num_tokens
         piece = tokens.bit_length()
         any_s = base[0] / num
         token_s = (base[piece] - base[0]) / tokens + slope[piece]
-        charged = [
-            any_s + per_chunk + per_cached * before + length * (token_s + per_work * (2 * before + length))
-            for length, before in [(len(chunk.tokens), chunk.num_before) for chunk in chunks]
-        ]
         decode_s = any_s + token_s + per_decode
-        charged += [decode_s + per_prefix * (decode.start - decode.kv.dropped) for decode in decodes]  # num_before
-        in_all = sum(charged)
-        return [seconds / in_all for seconds in charged] if in_all > 0 else [1 / num] * num
+        charges = [decode_s + per_prefix * (decode.start - decode.kv.dropped) for decode in decodes]  # num_before
+        if chunks:
+            of_chunks = [
+                any_s + per_chunk + per_cached * before + length * (token_s + per_work * (2 * before + length))
+                for length, before in [(len(chunk.tokens), chunk.num_before) for chunk in chunks]
+            ]
+            charges = of_chunks + charges
+        in_all = sum(charges)
+        return (charges, in_all) if in_all > 0 else ([1.0] * num, num)
 
     def prompt_token_s(self, chunk: int) -> float:
         """Return the time of a prompt token in chunks of this size."""

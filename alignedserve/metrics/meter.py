@@ -87,7 +87,8 @@ class RequestMeter:
         """Count tokens that have reached the owner, and what the request has used so far; the opening comes with the
         first of them."""
         counters = self._of
-        self.use.charge(spent)
+        if spent is not self.use.charged.spent:  # mostly nothing was told since the last token
+            self.use.charge(spent)
         if not self.num_output:
             num_prompt = len(self._request.prompt)
             counters.prompt_tokens.inc(num_prompt)

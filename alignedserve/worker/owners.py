@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from alignedserve.core import NO_OPENING
+from alignedserve.core import NO_OPENING, Spent
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import MemberLost, Received, TimerFired
 from alignedserve.protocol.messages import Acknowledge, Attempt, Output, RequestUse, Resend, Tokens, Used
@@ -23,9 +23,9 @@ from alignedserve.worker.part import REFRESH, CorePart
 from alignedserve.worker.step.request import WorkerRequest
 
 # An owner is told again after a request has used this much more of the worker's time. So an answer that ends by a stop
-# string, or by the client's leaving, is charged to within 10 ms. The requests of a worker share one second each second,
-# so a worker tells at most 100 times a second, besides first tokens and ends.
-TELL_S = 0.01
+# string, or by the client's leaving, is charged to within 20 ms. The requests of a worker share one second each second,
+# so a worker tells at most 50 times a second, besides first tokens and ends.
+TELL_S = 0.02
 MOST_ENDED = 10_000  # an owner that never acknowledges must not fill the memory
 
 
@@ -76,13 +76,12 @@ class Outputs(CorePart):
         else:  # nearly always, and once for each token
             new = Output(name, request.attempt, len(output) - 1, (output[-1],), finish)
         self._new[request.owner].append(new)
-        unsaid_s = running.spent_s - running.told_s
-        if unsaid_s > 0 and (finish or not running.told_s or unsaid_s > TELL_S) and request.is_metered:
+        if (running.spent_s > running.tells_beyond_s or finish is not None) and request.is_metered and running.spent_s:
             self._tell_use(running)
 
     def tell_use_of_chunk(self, running: WorkerRequest) -> None:
         """Tell what a request has used before the first token, after every further TELL_S of use."""
-        if running.request.is_metered and running.spent_s - running.told_s > TELL_S:
+        if running.spent_s > max(running.tells_beyond_s, TELL_S) and running.request.is_metered:
             self._tell_use(running)
 
     def leave_amid_step(self, running: WorkerRequest) -> None:
@@ -104,8 +103,9 @@ class Outputs(CorePart):
         self._left.clear()
 
     def _tell_use(self, running: WorkerRequest) -> None:
-        running.told_s, request = running.spent_s, running.request
-        spent = running.spent._replace(source=self.energy_source)
+        spent_s, request = running.spent_s, running.request
+        running.tells_beyond_s = spent_s + TELL_S
+        spent = Spent(spent_s, running.spent_joules, self.energy_source)
         self._used[request.owner].append(RequestUse(request.id, request.attempt, spent))
 
     def flush(self) -> list[Command]:

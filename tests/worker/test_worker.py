@@ -24,6 +24,7 @@ from alignedserve.core import (
     StepResult,
 )
 from alignedserve.decode_worker.by_policy import decode_core
+from alignedserve.decode_worker.running import MOST_ALIKE
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.explain.decisions import Kind
 from alignedserve.explain.sentences import said as told_as
@@ -384,7 +385,9 @@ def test_an_owner_is_told_what_its_requests_have_used_at_their_end(make: MakeCor
     worker.handle(said(ROUTER, Prefill(metered("b", owner="gateway-1"))), 0.0)
     first = worker.handle(StepDone(StepResult(1, (("a", 0),)), 0.2, 6.0), 0.2)
     second = worker.handle(StepDone(StepResult(2, (("b", 0),)), 0.1, 3.0), 0.3)
-    assert uses(first) | uses(second) == {"a": Spent(0.2, 6.0, "rapl"), "b": Spent(0.1, 3.0, "rapl")}
+    told = uses(first) | uses(second)
+    assert told["a"] == (pytest.approx(0.2), pytest.approx(6.0), "rapl")
+    assert told["b"] == (pytest.approx(0.1), pytest.approx(3.0), "rapl")
 
 
 def test_what_a_request_has_used_is_explained_with_how_it_is_known() -> None:
@@ -420,12 +423,29 @@ def test_all_requests_together_are_charged_with_what_the_meter_counts() -> None:
 
 
 def test_an_owner_is_told_at_the_first_token_and_meanwhile_what_a_request_has_used() -> None:
-    """A client that leaves, or whose stop string is found, has used no more than a hundredth of a second unseen."""
+    """A client that leaves, or whose stop string is found, has used no more than a fiftieth of a second unseen."""
     worker = decode_core(WorkerSetup(LIMITS))
     worker.handle(MemberJoined(ROUTER_MEMBER), 0.0)
     worker.handle(said(ROUTER, Prefill(metered("a", max_tokens=9))), 0.0)
-    told = [uses(worker.handle(StepDone(StepResult(step, (("a", 7),)), 0.004), step / 10)) for step in range(1, 9)]
-    assert [said["a"].seconds for said in told if said] == pytest.approx([0.004, 0.016, 0.028])
+    told = [uses(worker.handle(StepDone(StepResult(step, (("a", 7),)), 0.008), step / 10)) for step in range(1, 9)]
+    assert [said["a"].seconds for said in told if said] == pytest.approx([0.008, 0.032, 0.056])
+
+
+def test_steps_of_the_same_decodes_are_charged_whole() -> None:
+    """Many are charged like the step before; with who comes and goes that changes."""
+    worker, told, step = decode_core(WorkerSetup(replace(LIMITS, num_blocks=64))), dict[str, Spent](), 0
+    worker.handle(MemberJoined(ROUTER_MEMBER), 0.0)
+    worker.handle(said(ROUTER, Prefill(metered("a", max_tokens=40))), 0.0)
+    commands = worker.handle(said(ROUTER, Prefill(metered("b", max_tokens=25))), 0.0)
+    commands = worker.handle(StepDone(StepResult(1, (("a", 7),)), 0.03), 0.03)
+    while plans := [command.plan for command in commands if isinstance(command, RunStep)]:
+        step += 1
+        tokens = tuple((part.request, 7) for part in plans[0].parts if part.sampling)
+        commands = worker.handle(StepDone(StepResult(plans[0].number, tokens), 0.03), 0.03 * step)
+        told |= uses(commands)
+    assert step > 2 * MOST_ALIKE
+    assert told["a"].seconds + told["b"].seconds == pytest.approx(0.03 * (step + 1))
+    assert told["b"].seconds == pytest.approx(0.03 * 25 / 2, rel=0.1), "half of each step that it was in"
 
 
 def test_nobody_is_told_what_requests_use_that_are_not_metered() -> None:

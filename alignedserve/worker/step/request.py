@@ -42,7 +42,7 @@ class WorkerRequest:
     Before that, the device may have KV of the first tokens for other requests, which would share it (device_pages.py).
 
     One module writes each field: this one, by methods that say what happened, but for `kv` (blocks.py, for a memory),
-    `promise` (waiting_prompts.py), `block_names` (pool.py), `told_s` (owners.py) and `batch` (joining.py).
+    `promise` (waiting_prompts.py), `block_names` (pool.py), `tells_beyond_s` (owners.py) and `batch` (joining.py).
     """
 
     request: Request
@@ -64,7 +64,7 @@ class WorkerRequest:
     vector: bytes = b""  # where the request asks for that
     spent_s: float = 0.0  # shares of steps in this attempt, on all workers so far
     spent_joules: float = 0.0  # ... and of their energy
-    told_s: float = 0.0  # of `spent_s`, what the owner was told
+    tells_beyond_s: float = 0.0  # of `spent_s`: with a later token the owner is told again
     came_with_kv: bool = False  # whether some KV was copied here, or computed for another request
     decode: str = ""  # the decode worker that the router named
     batch: int = 0  # the pool's batch that the request came in; 0 of a prompt
