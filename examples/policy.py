@@ -1,24 +1,23 @@
-from collections.abc import Sequence
+from alignedserve.policies import AdmissionPolicy, LoadAhead, NewRequest
+from alignedserve.schedulers.aligned import step_bounds
+from alignedserve.schedulers.scheduler import PlannedStep, Scheduler, StepView
 
-from alignedserve.policies import AdmissionPolicy, LoadAhead, NewRequest, PackingPolicy, SeatedRequest
 
+class FewDocuments(Scheduler):
+    """Chats first; beside chats four documents decode in a step, in turns."""
 
-class FewDocuments(PackingPolicy):
-    """Beside chats only some documents decode in a step, in turns."""
+    num_documents = 4
 
-    most = 4
-
-    def __init__(self) -> None:
-        self.turn = 0
-
-    def run(self, requests: Sequence[SeatedRequest]) -> Sequence[str]:
-        chats = [request.id for request in requests if request.is_rt]
-        documents = [request.id for request in requests if not request.is_rt]
-        if not chats or len(documents) <= self.most:
-            return [*chats, *documents]
-        self.turn += 1
-        first = self.turn * self.most % len(documents)
-        return [*chats, *(documents[first:] + documents[:first])[: self.most]]
+    def plan(self, view: StepView) -> PlannedStep:
+        chats = [request for request in (*view.decodes, *view.prompts) if request.promise.is_rt]
+        documents = [request for request in view.decodes if not request.promise.is_rt]
+        prompts = [request for request in view.prompts if not request.promise.is_rt]
+        chats += view.waiting.real_time
+        if chats and documents:
+            first = view.ran.number * self.num_documents % len(documents)
+            documents = (documents[first:] + documents[:first])[: self.num_documents]
+        order = [*chats, *documents, *prompts, *view.waiting.best_effort]
+        return self.step_of(view, order, step_bounds(view))
 
 
 class InTime(AdmissionPolicy):

@@ -105,7 +105,7 @@ def _replaced(figures: Figures) -> Values:
 
 def _failed_policies(figures: Figures) -> Values:
     for failed in () if figures.process is None else figures.process.failed:
-        yield f'failure="{failed.how.value}",policy="{failed.kind.value}"', failed.number
+        yield f'failure="{failed.how.value}",policy="{failed.kind.label}"', failed.number
 
 
 def _energy(figures: Figures) -> Values:

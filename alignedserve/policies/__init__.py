@@ -9,9 +9,7 @@ from alignedserve.policies.kinds import AdmissionPolicy as AdmissionPolicy
 from alignedserve.policies.kinds import LoadAhead as LoadAhead
 from alignedserve.policies.kinds import NewRequest as NewRequest
 from alignedserve.policies.kinds import OrderPolicy as OrderPolicy
-from alignedserve.policies.kinds import PackingPolicy as PackingPolicy
 from alignedserve.policies.kinds import PlacementPolicy as PlacementPolicy
 from alignedserve.policies.kinds import PredictorPolicy as PredictorPolicy
 from alignedserve.policies.kinds import RequestInLine as RequestInLine
-from alignedserve.policies.kinds import SeatedRequest as SeatedRequest
 from alignedserve.policies.kinds import WorkerChoice as WorkerChoice

@@ -72,7 +72,7 @@ class Failures:
     def lines(self) -> list[str]:
         """Return a line for each way in which a policy failed."""
         return [
-            f"{kind.value}: {how.value}, {number} times, first: {self.first[kind, how]}"
+            f"{kind.label}: {how.value}, {number} times, first: {self.first[kind, how]}"
             for (kind, how), number in sorted(self.counts.items())
         ]
 
@@ -83,7 +83,7 @@ class Guard:
     def __init__(
         self, name: str, policy: OwnPolicy, stopwatch: Callable[[], float], failures: Failures, limit: Limit = _NO_LIMIT
     ) -> None:
-        self.name, self._kind, self._usual_s = name, policy.kind, policy.usual_s
+        self.name, self.policy = name, policy
         self._ask, self._problem = getattr(policy, policy.method), policy.problem
         self._stopwatch, self._failures, self._limit = stopwatch, failures, limit
         self._wasted_s = 0.0
@@ -91,36 +91,45 @@ class Guard:
 
     def ask(self, *facts: Any, usual: Any = None) -> Any:
         """Return the policy's answer, or `usual` where the default decides."""
+        return self.call(self._ask, self._problem, *facts, usual=usual)
+
+    def call(
+        self, method: Callable[..., Any], problem_of: Callable[..., str | None], *facts: Any, usual: Any = None
+    ) -> Any:
+        """Return what a method of the policy answers. `problem_of` returns why that is no answer, or None."""
         if self._is_given_up:
             return usual
         began = self._stopwatch()
         try:
             with self._limit:
-                answer = self._ask(*facts)
-                problem = self._problem(answer, *facts)
+                answer = method(*facts)
+                problem = problem_of(answer, *facts)
         except NoAnswer:
             self._limit.close()
             self._give_up("it did not answer, and was ended")
             return usual
         except (Exception, SystemExit) as error:
             answer, problem = usual, None
-            self._fail(PolicyFailure.RAISED, told(error, self.name))
-        self._wasted_s = max(0.0, self._wasted_s + self._stopwatch() - began - self._usual_s)
+            self.fail(PolicyFailure.RAISED, told(error, self.name))
+        usual_s = self.policy.usual_s
+        self._wasted_s = max(0.0, self._wasted_s + self._stopwatch() - began - usual_s)
         if self._wasted_s > MOST_WASTED_S:
-            self._give_up(f"more than {1000 * self._usual_s:g} ms too often")
+            self._give_up(f"more than {1000 * usual_s:g} ms too often")
         if problem is None:
             return answer
-        self._fail(PolicyFailure.NONSENSE, problem)
+        self.fail(PolicyFailure.NONSENSE, problem)
         return usual
 
     def _give_up(self, why: str) -> None:
         self._is_given_up = True
-        self._fail(PolicyFailure.SLOW, f"{why}; it is asked no more")
+        self.fail(PolicyFailure.SLOW, f"{why}; it is asked no more")
 
-    def _fail(self, how: PolicyFailure, why: str) -> None:
-        number = self._failures.add(self._kind, how, why)
+    def fail(self, how: PolicyFailure, why: str) -> None:
+        """Count a failure, and log the first and then each that makes ten times as many."""
+        kind = self.policy.kind
+        number = self._failures.add(kind, how, why)
         if number == 10 ** (len(str(number)) - 1):
-            what = self.name, self._kind.value, how.value, why, number
+            what = self.name, kind.label, how.value, why, number
             log.error("the policy %s for %s: %s: %s (%d so far); the default decides", *what)
 
 
@@ -138,11 +147,12 @@ class OwnPolicies:
     def decides(self, kind: PolicyKind) -> bool:
         return self.source is not None and self.source.decides(kind)
 
-    def guard(self, kind: PolicyKind) -> Guard | None:
-        """Make the policy for a decision, and return the guard that asks it; None where there is none."""
+    def guard(self, kind: PolicyKind, *given: Any) -> Guard | None:
+        """Make the policy for a decision, a scheduler with what is given, and return the guard that asks it; None where
+        there is none."""
         if self.source is None or not self.decides(kind):
             return None
-        return Guard(self.source.name, self.source.make(kind), self.stopwatch, self.failures, self.limit)
+        return Guard(self.source.name, self.source.make(kind, *given), self.stopwatch, self.failures, self.limit)
 
 
 def told(error: BaseException, file: str) -> str:

@@ -32,19 +32,6 @@ class RequestInLine:
 
 
 @dataclass(frozen=True, slots=True)
-class SeatedRequest:
-    """A request with memory on a decode worker, as a packing sees it."""
-
-    id: str
-    is_rt: bool
-    priority: int
-    arrival_at: float
-    num_tokens: int  # of the prompt and the output so far
-    num_output: int  # tokens of the output so far
-    tokens_ahead: int  # of the prompt, still to run; 0: the request decodes
-
-
-@dataclass(frozen=True, slots=True)
 class NewRequest:
     """A request that has come to the router, as a placement, an admission and a predictor see it."""
 
@@ -87,16 +74,22 @@ class PolicyKind(str, Enum):
     """The decisions that a policy may make."""
 
     ORDER = "order"
-    PACKING = "packing"
+    SCHEDULER = "packing"  # the word between parts, as in the last release; schedulers/scheduler.py has the class
     PLACEMENT = "placement"
     ADMISSION = "admission"
     PREDICTOR = "predictor"
+
+    @property
+    def label(self) -> str:
+        """Return the name for people and metrics."""
+        return str(self.name).lower()
 
 
 class OwnPolicy(ABC):
     kind: ClassVar[PolicyKind]
     method: ClassVar[str]
     usual_s: ClassVar[float] = 1e-3  # that an answer may take; more is slow
+    made_with: ClassVar[tuple[object, ...]] = ()  # what one is made with to see that it can be made
 
     @staticmethod
     @abstractmethod
@@ -121,37 +114,6 @@ class OrderPolicy(OwnPolicy):
     @staticmethod
     def problem(answer: Any, *_facts: Any) -> str | None:
         return _not_a_number(answer)
-
-
-class PackingPolicy(OwnPolicy):
-    """Decide which requests with memory on a decode worker run in its next step.
-
-    The others keep their memory meanwhile. A request left out of many steps in a row runs all the same.
-    """
-
-    kind = PolicyKind.PACKING
-    method = "run"
-
-    @abstractmethod
-    def run(self, requests: Sequence[SeatedRequest]) -> Sequence[str]:
-        """Return the ids of the requests that may run; at least one.
-
-        The deployment's order says which of these go first, where a step has no time or room for all.
-        """
-
-    @staticmethod
-    def problem(answer: Any, *_facts: Any) -> str | None:
-        if isinstance(answer, str) or not isinstance(answer, Sequence):
-            return f"{answer!r:.60} is no list of ids"
-        if not answer:
-            return "it lets no request run"
-        try:
-            chosen, known = set(answer), {request.id for request in _facts[0]}
-        except TypeError:
-            return f"{answer!r:.60} is no list of ids"
-        if chosen - known:
-            return f"{next(iter(chosen - known))!r:.60} is the id of no request here"
-        return None if len(chosen) == len(answer) else "it names a request twice"
 
 
 class PlacementPolicy(OwnPolicy):
@@ -205,7 +167,7 @@ class PredictorPolicy(OwnPolicy):
         return _not_a_number(answer) or (f"{answer} tokens are no output" if answer < 1 else None)
 
 
-KINDS: tuple[type[OwnPolicy], ...] = (OrderPolicy, PackingPolicy, PlacementPolicy, AdmissionPolicy, PredictorPolicy)
+KINDS: tuple[type[OwnPolicy], ...] = (OrderPolicy, PlacementPolicy, AdmissionPolicy, PredictorPolicy)
 
 
 def _not_a_number(answer: Any) -> str | None:

@@ -22,7 +22,6 @@ from alignedserve.policies.guard import told
 from alignedserve.policies.kinds import KINDS, OwnPolicy, PolicyKind
 
 ENTRY_POINTS = "alignedserve.policies"
-_BASES = {base.kind: base for base in KINDS}
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,9 @@ class PolicySource:
     def decides(self, kind: PolicyKind) -> bool:
         return kind in classes_of(self)
 
-    def make(self, kind: PolicyKind) -> OwnPolicy:
-        """Return a new policy for this decision. Raises ConfigError."""
-        return made(self, kind)
+    def make(self, kind: PolicyKind, *given: Any) -> OwnPolicy:
+        """Return a new policy for this decision, made with what is given. Raises ConfigError."""
+        return made(self, kind, *given)
 
     def __str__(self) -> str:
         """Return all of it as a text that `parse` takes."""
@@ -85,28 +84,30 @@ def classes_of(source: PolicySource) -> Mapping[PolicyKind, type[OwnPolicy]]:
         first = unwritten[0]
         raise ConfigError(f"the policy {source.name} has no method {first.method} in its class {first.__name__}")
     if not classes:
-        raise ConfigError(f"the policy {source.name} has no class for a decision: write a subclass of {_names(KINDS)}")
+        names = f"{_names(KINDS)}, Scheduler"
+        raise ConfigError(f"the policy {source.name} has no class for a decision: write a subclass of {names}")
     return classes
 
 
 def check(source: PolicySource | None) -> PolicySource | None:
     """Return the source after its policies were made once. Raises ConfigError."""
     if source is not None:
-        for kind in classes_of(source):
-            made(source, kind)
+        for kind, policy in classes_of(source).items():
+            made(source, kind, *policy.made_with)
     return source
 
 
-def made(source: PolicySource, kind: PolicyKind) -> OwnPolicy:
+def made(source: PolicySource, kind: PolicyKind, *given: Any) -> OwnPolicy:
     """Return a new policy. Raises ConfigError."""
     policy = classes_of(source)[kind]
     try:
-        found = policy()
+        found = policy(*given)
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"the policy {source.name} cannot make {policy.__name__}: {told(error, source.name)}"
         ) from None
-    wanted = [*signature(getattr(_BASES[kind], policy.method)).parameters][1:]
+    asked = next(base for base in reversed(policy.__mro__) if policy.method in vars(base))
+    wanted = [*signature(getattr(asked, policy.method)).parameters][1:]
     if not _takes(getattr(found, policy.method), len(wanted)):
         method = f"{policy.__name__}.{policy.method}"
         raise ConfigError(

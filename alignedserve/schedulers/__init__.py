@@ -14,6 +14,6 @@ tgi.py          Text Generation Inference: prompts interrupt decodes once enough
 round_robin.py  Chats and documents in alternate steps, which BROS compares with.
 fastserve.py    By levels of service, without predictions: MLFQ, and FastServe.
 wrapping.py     Schedulers that wrap another: prompts that are never cut, an ablation.
-custom.py       A custom policy chooses among the requests of a step.
+custom.py       Guards a user's own scheduler: what cannot run, the default plans.
 apt_serve.py    Apt-Serve: before each step, Apt-Serve chooses which requests have memory.
 """

@@ -12,16 +12,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from alignedserve.scheduling.policy import Policy
+from alignedserve.policies.kinds import OwnPolicy, PolicyKind
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
 from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds, StepBuilder
 from alignedserve.worker.step.view import PlannedStep, RanStep, StepAhead, StepContext, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 NO_LIMIT = 1 << 30  # requests in a step
 
 
-class Scheduler(ABC):
+class Scheduler(OwnPolicy):
+    """Plans the steps of a worker. A user's file may define one, or part of one (custom.py)."""
+
+    kind = PolicyKind.SCHEDULER
+    method = "plan"
+    usual_s = 5e-3
+    made_with = (DEFAULT_POLICY, 1)
     levels: Levels | None = None  # where requests take memory from others of lower levels (Policy.swaps)
 
     def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
@@ -32,6 +41,21 @@ class Scheduler(ABC):
     @abstractmethod
     def plan(self, view: StepView) -> PlannedStep:
         """Return a step of these requests."""
+
+    def step_of(self, view: StepView, requests: Iterable[WorkerRequest], bounds: StepBounds = UNBOUNDED) -> PlannedStep:
+        """Return a step of these requests of the view, each once, in this order, as they fit in time and memory.
+
+        Waiting prompts among them get seats. Where nothing fits, the first that can runs alone."""
+        order = [((-1,), running) for running in dict.fromkeys(requests)]
+        seated = {*view.decodes, *view.prompts}
+        for _, running in order:
+            if running not in seated and running not in view.waiting:
+                raise ValueError(f"{running.request.id} is not in the view")
+        step = StepBuilder(view, bounds, view.at.room, self.most)
+        step.add(found for found in order if found[1].blocks or not step.must_wait(found[1]))
+        if step.is_empty:
+            step.add_one_alone(order, ())
+        return step.selection
 
     def goes_on(self, ahead: StepAhead, at: StepContext) -> bool:
         """Return whether exactly these decodes may be planned now as the step after the running step."""
@@ -48,6 +72,10 @@ class Scheduler(ABC):
 
         The newest gives up all its memory first (PagedAttention §4.5)."""
         return (prompts or decodes)[-1]
+
+    @staticmethod
+    def problem(answer: Any, *_facts: Any) -> str | None:  # noqa: ARG004
+        return None  # custom.py, which knows what a step may take, says
 
 
 class Levels(ABC):

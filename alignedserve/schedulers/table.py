@@ -12,7 +12,7 @@ from alignedserve.schedulers.alise import Alise
 from alignedserve.schedulers.apt_serve import AptServe
 from alignedserve.schedulers.best_fit import BestFit
 from alignedserve.schedulers.bros import Bros
-from alignedserve.schedulers.custom import CustomChoice
+from alignedserve.schedulers.custom import Guarded
 from alignedserve.schedulers.fastserve import FastServe, Mlfq
 from alignedserve.schedulers.fcfs import (
     AlignedServePaper,
@@ -74,5 +74,5 @@ def scheduler_of(policy: Policy, most: int = NO_LIMIT) -> Scheduler:
     scheduler = kind(policy, most)
     if policy.chunking is Chunking.NONE and not policy.is_plain:
         scheduler = WholePrompts(scheduler)
-    guard = policy.own.guard(PolicyKind.PACKING) if most < NO_LIMIT else None
-    return scheduler if guard is None else CustomChoice(scheduler, guard)
+    guard = policy.own.guard(PolicyKind.SCHEDULER, policy, most)
+    return scheduler if guard is None else Guarded(scheduler, guard)

@@ -89,7 +89,7 @@ Takes = Mapping[str, Sequence[Any]]  # other options of a policy -> the values t
 _AT_ONCE_OR_BY_BLOCK = (Room.WHOLE, Room.GROWING)
 _KV, _PLAIN = {"cache": (Cache.KV,)}, {"blocks": (Layout.PLAIN,)}
 _BY_SERVICE = {"chunking": (Chunking.NONE, Chunking.FIXED), "room": _AT_ONCE_OR_BY_BLOCK, **_PLAIN}
-_ORDER_TOO = (PolicyKind.ORDER, PolicyKind.PACKING)
+_ORDER_TOO = (PolicyKind.ORDER, PolicyKind.SCHEDULER)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class SchedulerRules:
     fills: bool = True  # each plan gives prompts their seats; else prompts are seated by arrival, before a plan
     is_rt_first: bool = False  # chats take seats and memory of documents; else both are equal
     swaps: tuple[Room, ...] = ()  # where requests take memory and seats of lower levels
-    own: tuple[PolicyKind, ...] = (PolicyKind.PACKING,)  # what a custom policy may decide
+    own: tuple[PolicyKind, ...] = (PolicyKind.SCHEDULER,)  # what a custom policy may decide
     takes: Takes = field(default_factory=lambda: _KV)
 
 
@@ -179,7 +179,7 @@ class Policy(FormOptions):
         for kind in _ORDER_TOO:
             if self.own.decides(kind) and kind not in rules.own:
                 names = [name for name, others in RULES.items() if kind in others.own]
-                return _unfit("a policy for", kind, "scheduler", self.scheduler, names)
+                return _unfit("a policy for", kind.label, "scheduler", self.scheduler, names)
         if self.waiting_ratio and self.scheduler is not SchedulerName.TGI:
             return f"waiting_ratio goes not with scheduler {self.scheduler.value}: set scheduler to tgi"
         return None
@@ -187,8 +187,8 @@ class Policy(FormOptions):
     @property
     def why_not_ahead(self) -> str | None:
         """Return why no step can be planned while the step before runs, or None."""
-        if self.own.decides(PolicyKind.PACKING):
-            return "a policy for packing is asked before each step"
+        if self.own.decides(PolicyKind.SCHEDULER):
+            return "a policy for scheduler is asked before each step"
         return self.block_use.why_not_ahead
 
     @cached_property

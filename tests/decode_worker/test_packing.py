@@ -50,10 +50,14 @@ def make_request(name: str, service: ServiceClass, prompt: int = 4, tokens: int 
     return replace(new_request, service=service, slo=Slo(ttft_s=1.0, tbt_s=0.2, jct_s=1000.0), arrival_at=at)
 
 
-def own_policy(body: str) -> Policy:
-    """Return the default with a policy for packing, whose method has this body."""
-    head = "from alignedserve.policies import *\nclass Own(PackingPolicy):\n    def run(self, requests):\n        "
-    return Policy(own=OwnPolicies(PolicySource("own.py", f"{head}{body}\n")), reuse=False)
+def own_policy(body: str, room: Room = Room.GROWING) -> Policy:
+    """Return the default with a scheduler of a user, whose `plan` has this body."""
+    head = "from alignedserve.schedulers.scheduler import Scheduler\nasked = []\nclass Own(Scheduler):\n"
+    source = PolicySource("own.py", f"{head}    def plan(self, view):\n        {body}\n")
+    return Policy(own=OwnPolicies(source), room=room, reuse=False)
+
+
+EACH = "[*view.decodes, *view.prompts, *view.waiting]"
 
 
 class Device:
@@ -110,52 +114,92 @@ def parts(plan: StepPlan) -> list[str]:
     return sorted({part.request for part in plan.parts})
 
 
-class TestOwnPolicy:
+class TestOwnScheduler:
     def test_it_says_which_requests_run(self) -> None:
-        device = Device(own_policy("return [it.id for it in requests if it.is_rt] or [it.id for it in requests]"))
+        chats = f"[it for it in {EACH} if it.promise.is_rt]"
+        device = Device(own_policy(f"return self.step_of(view, {chats} or {EACH})"))
         device.ask(make_request("d", BE, tokens=20), make_request("c", RT, tokens=9))
         device.run()
-        # The chat's prompt is seated as ever, and runs its first tokens then.
-        assert [parts(plan) for plan in device.plans[:4]] == [["d"], ["c", "d"], ["c"], ["c"]]
+        assert [parts(plan) for plan in device.plans[:4]] == [["d"], ["c"], ["c"], ["c"]]
         assert device.said == {"d": 20, "c": 9}
-        assert max(device.said_at["c"]) < device.said_at["d"][2]
+        assert max(device.said_at["c"]) < device.said_at["d"][1]
 
-    def test_it_sees_what_is_seated(self) -> None:
-        body = "assert [(it.id, it.is_rt, it.num_tokens, it.num_output, it.tokens_ahead) for it in requests] == "
-        policy = own_policy(f"{body}[('c', True, 4 + len(seen), len(seen), 0)], requests; seen.append(1); return ['c']")
-        assert policy.own.source is not None
-        policy = replace(policy, own=OwnPolicies(PolicySource("own.py", f"seen = [1]\n{policy.own.source.text}")))
-        device = Device(policy)
-        device.ask(make_request("c", RT))
+    def test_it_may_be_the_default_with_one_piece_changed(self) -> None:
+        body = "def documents_budget(self, step): return 0"
+        source = PolicySource(
+            "own.py",
+            f"from alignedserve.schedulers.aligned import Aligned\nclass Own(Aligned):\n    {body}\n",
+        )
+        device = Device(Policy(own=OwnPolicies(source), reuse=False))
+        device.ask(make_request("c", RT, tokens=9), make_request("d", BE, tokens=3))
         device.run()
-        assert policy.own.failures.lines() == []
+        assert max(device.said_at["c"]) < device.said_at["d"][0], "no prompt of a document runs beside chats"
 
     def test_a_request_that_it_never_names_runs_all_the_same(self) -> None:
-        device = Device(own_policy("return ['c']"), LARGE)
-        device.ask(make_request("c", RT, tokens=150), make_request("d", BE, tokens=3))
+        policy = own_policy("return self.step_of(view, view.decodes[:1] or view.waiting)")
+        device = Device(policy, LARGE)
+        device.ask(make_request("c", RT, tokens=200), make_request("d", BE, tokens=3), make_request("e", BE, tokens=3))
         device.run()
-        assert device.said == {"d": 3, "c": 150}
-        runs = [number for number, plan in enumerate(device.plans) if "d" in parts(plan)]
-        assert [after - before for before, after in pairwise(runs)] == [MOST_LEFT_OUT + 1] * 2
+        assert device.said == {"d": 3, "e": 3, "c": 200}
+        runs = [number for number, plan in enumerate(device.plans) if {"d", "e"} & {*parts(plan)}]
+        assert {after - before for before, after in pairwise(runs)} <= {1, MOST_LEFT_OUT + 1}
+        assert len(runs) < 12, "its own plans run, as long as no request is overdue"
+        assert policy.own.failures.lines() == []
 
-    @pytest.mark.parametrize("body", ["return []", "return ['x']", "return 1 / 0"])
-    def test_where_it_has_no_answer_the_packing_chooses(self, body: str) -> None:
-        plans = []
-        for policy in (own_policy(body), Policy(reuse=False)):
-            device = Device(policy)
-            device.ask(make_request("d", BE), make_request("c", RT), make_request("e", BE))
-            device.run()
-            plans.append(device.plans)
-        assert plans[0] == plans[1]
+    def test_a_prompt_that_it_never_seats_is_seated_all_the_same(self) -> None:
+        policy = own_policy(f"return self.step_of(view, [it for it in {EACH} if it.request.id != 'd' or it.blocks])")
+        device = Device(policy, LARGE)
+        device.ask(make_request("c", RT, tokens=80))
+        device.step()
+        device.ask(make_request("d", BE, tokens=3))
+        device.run()
+        first = next(number for number, plan in enumerate(device.plans) if "d" in parts(plan))
+        assert MOST_LEFT_OUT <= first <= MOST_LEFT_OUT + 2
+        assert (device.said, policy.own.failures.lines()) == ({"d": 3, "c": 80}, [])
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            "return self.step_of(view, [])",
+            "return view.decodes",
+            "return 1 / 0",
+            "self.step_of(view, view.waiting); return 1 / 0",
+            f"return self.step_of(view, [*asked, *(asked.append(it) or it for it in {EACH})])",
+        ],
+    )
+    @pytest.mark.parametrize("room", Room)
+    def test_where_it_has_no_plan_the_default_plans(self, body: str, room: Room) -> None:
+        policy, usual = own_policy(body, room), Device(Policy(room=room, reuse=False))
+        device = Device(policy)
+        for each in (device, usual):
+            each.ask(*(make_request(f"d{number}", BE, 16) for number in range(3)))
+            each.step()
+            each.ask(make_request("c", RT, 30))
+            each.run()
+            assert each.said == {"d0": 8, "d1": 8, "d2": 8, "c": 8}
+            assert each.worker.held["blocks"] == 0
+        assert policy.own.failures.lines()
+        if "view.waiting" not in body and "asked" not in body:
+            assert device.plans == usual.plans
 
     def test_a_request_that_cannot_run_holds_up_none_that_can(self) -> None:
         """It names only a prompt that waits for memory, which the others have."""
-        prompts = "[it.id for it in requests if it.tokens_ahead]"
-        policy = replace(own_policy(f"return {prompts}[-1:] or [requests[-1].id]"), room=Room.CHUNKS)
+        policy = own_policy(f"return self.step_of(view, (view.prompts or {EACH})[-1:])", Room.CHUNKS)
         device = Device(policy, replace(LIMITS, max_step_tokens=16))
         device.ask(*(make_request(name, BE, prompt=24, tokens=20) for name in "defg"))
         device.run()
         assert device.said == dict.fromkeys("defg", 20)
+
+    def test_it_says_who_leaves_where_memory_is_short(self) -> None:
+        policy = own_policy(
+            f"return self.step_of(view, {EACH})\n\n    def leaving(self, prompts, decodes, at):\n"
+            "        return next(it for it in decodes if it.request.id == 'first')"
+        )
+        device = Device(policy, replace(LIMITS, num_blocks=8))
+        device.ask(make_request("first", BE, tokens=20), make_request("second", BE, tokens=20))
+        device.run()
+        assert device.said_at["second"][-1] < device.said_at["first"][-1]
+        assert policy.own.failures.lines() == []
 
 
 class TestRoundRobin:

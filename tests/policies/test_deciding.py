@@ -23,11 +23,12 @@ from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
 from tests.rare import thinned
 
-IMPORTS = "from alignedserve.policies import *\n"
+IMPORTS = "from alignedserve.policies import *\nfrom alignedserve.schedulers.scheduler import Scheduler\n"
+ALL = "[*view.waiting, *view.prompts, *view.decodes]"
 # kind -> what its method is called, and an answer that every deployment can follow
 ANSWERS = {
     PolicyKind.ORDER: ("OrderPolicy", "key(self, request)", "-request.arrival_at"),
-    PolicyKind.PACKING: ("PackingPolicy", "run(self, requests)", "[requests[-1].id]"),
+    PolicyKind.SCHEDULER: ("Scheduler", "plan(self, view)", f"self.step_of(view, {ALL})"),
     PolicyKind.PLACEMENT: ("PlacementPolicy", "worker(self, request, workers)", "workers[-1].name"),
     PolicyKind.ADMISSION: ("AdmissionPolicy", "refuse(self, request, load)", "2.0 if load.num_open > 3 else None"),
     PolicyKind.PREDICTOR: ("PredictorPolicy", "length(self, request)", "3.0"),
@@ -68,14 +69,14 @@ def test_where_a_policy_fails_the_default_decides(
     with caplog.at_level(logging.ERROR, "alignedserve.policy"):
         failing = run(written(kind, answer))
     [failure] = failing.policy_failures.lines()
-    assert failure.startswith(f"{kind.value}: {'raised' if answer == '1 / 0' else 'nonsense'}, ")
-    assert f"the policy mine.py for {kind.value}: " in caplog.text
+    assert failure.startswith(f"{kind.label}: {'raised' if answer == '1 / 0' else 'nonsense'}, ")
+    assert f"the policy mine.py for {kind.label}: " in caplog.text
 
 
 # What hostile policies answer: always the newest, the worst worker, a refusal, a length that no output has.
 HOSTILE = {
     PolicyKind.ORDER: "-request.arrival_at",
-    PolicyKind.PACKING: "[max(requests, key=lambda it: (it.arrival_at, it.id)).id]",
+    PolicyKind.SCHEDULER: f"self.step_of(view, sorted({ALL}, key=lambda it: (-it.request.arrival_at, it.request.id)))",
     PolicyKind.PLACEMENT: "max(workers, key=lambda it: (it.wait_s, it.num_requests, it.name)).name",
     PolicyKind.ADMISSION: "1e9 if len(request.prompt) % 2 else None",
     PolicyKind.PREDICTOR: "1e300 if len(request.prompt) % 2 else 1",
@@ -94,7 +95,7 @@ def test_the_fuzzer_names_a_policy_that_fails(kind: PolicyKind) -> None:
     failure = attempt(draw_scenario(5).with_own(OwnPolicies(written(kind, "1 / 0")))).failure
     assert failure is not None
     assert failure.rule is Rule.POLICY
-    assert failure.what.startswith(f"{kind.value}: raised, ")
+    assert failure.what.startswith(f"{kind.label}: raised, ")
 
 
 def test_a_saved_scenario_names_the_file(tmp_path: Path) -> None:

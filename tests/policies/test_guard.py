@@ -8,22 +8,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
+from traceback import extract_tb
 from typing import Any, NoReturn
 
 import pytest
 
-from alignedserve.policies.guard import MOST_WASTED_S, Failures, Guard, PolicyFailure
+from alignedserve.policies.guard import MOST_WASTED_S, Failures, Guard, NoAnswer, PolicyFailure, told
 from alignedserve.policies.kinds import (
     AdmissionPolicy,
     NewRequest,
     OrderPolicy,
     OwnPolicy,
-    PackingPolicy,
     PlacementPolicy,
     PolicyKind,
     PredictorPolicy,
     RequestInLine,
-    SeatedRequest,
     WorkerChoice,
 )
 from alignedserve.shell import answer_limit
@@ -32,7 +31,6 @@ from alignedserve.shell.answer_limit import AnswerLimit
 USUAL = object()  # the answer where the default decides
 IN_LINE = RequestInLine("a", True, 0, 1.0, 2.0, 3.0, True, False)
 NEW = NewRequest("a", True, 0, 1.0, (1, 2), 8, 4, 1.0, 0.2, 60.0)
-SEATED = [SeatedRequest(name, True, 0, 1.0, 10, 2, 0) for name in ("a", "b")]
 WORKERS = [WorkerChoice(name, 0.0, 0.1, 0, 0, 0) for name in ("decode-0", "decode-1")]
 
 
@@ -57,8 +55,6 @@ def answering(kind: Any, answer: Any) -> OwnPolicy:
 GOOD = [
     (OrderPolicy, (IN_LINE,), 3),
     (OrderPolicy, (IN_LINE,), -0.5),
-    (PackingPolicy, (SEATED,), ("b",)),
-    (PackingPolicy, (SEATED,), ["b", "a"]),
     (PlacementPolicy, (NEW, WORKERS), "decode-1"),
     (AdmissionPolicy, (NEW, None), None),
     (AdmissionPolicy, (NEW, None), 2.5),
@@ -68,11 +64,6 @@ NONSENSE = [
     (OrderPolicy, (IN_LINE,), "first", "'first' is no finite number"),
     (OrderPolicy, (IN_LINE,), float("nan"), "nan is no finite number"),
     (OrderPolicy, (IN_LINE,), None, "None is no finite number"),
-    (PackingPolicy, (SEATED,), [], "it lets no request run"),
-    (PackingPolicy, (SEATED,), "a", "'a' is no list of ids"),
-    (PackingPolicy, (SEATED,), [["a"]], "[['a']] is no list of ids"),
-    (PackingPolicy, (SEATED,), ["c"], "'c' is the id of no request here"),
-    (PackingPolicy, (SEATED,), ["a", "a"], "it names a request twice"),
     (PlacementPolicy, (NEW, WORKERS), "decode-2", "'decode-2' is the name of no worker that was offered"),
     (AdmissionPolicy, (NEW, None), -1, "-1 seconds have passed already"),
     (AdmissionPolicy, (NEW, None), float("inf"), "inf is no finite number"),
@@ -159,6 +150,31 @@ def test_a_policy_that_does_not_answer_is_ended_and_asked_no_more(monkeypatch: p
     assert failures.lines() == ["order: slow, 1 times, first: it did not answer, and was ended; it is asked no more"]
     other = Guard("mine.py", answering(PlacementPolicy, "decode-1"), lambda: 0.0, failures, limit)
     assert {other.ask(NEW, WORKERS) for _ in range(50_000)} == {"decode-1"}
+
+
+class Busy(OrderPolicy):
+    """Calls ours again and again, which a scheduler's tools stand for."""
+
+    def __init__(self) -> None:
+        self.turns, self.ended_in = 0, ""
+
+    def key(self, request: RequestInLine) -> NoReturn:
+        try:
+            while True:
+                self.turns += 1
+                for number in range(50):
+                    told(ValueError(number), "nowhere")
+        except NoAnswer as error:
+            self.ended_in = extract_tb(error.__traceback__)[-1].filename
+            raise
+
+
+def test_a_policy_is_ended_in_its_own_lines_and_not_in_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = Busy()
+    monkeypatch.setattr(answer_limit, "monotonic", lambda: float(busy.turns))
+    guard = Guard("mine.py", busy, lambda: 0.0, Failures(), AnswerLimit(most_s=0.02))
+    assert guard.ask(IN_LINE, usual=USUAL) is USUAL
+    assert busy.ended_in == __file__
 
 
 _PROFILED = """

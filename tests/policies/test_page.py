@@ -9,13 +9,19 @@ from pathlib import Path
 import pytest
 
 from alignedserve.cli import main as cli
+from alignedserve.core import ServiceClass
+from alignedserve.policies.guard import OwnPolicies
 from alignedserve.policies.kinds import KINDS
 from alignedserve.policies.source import PolicySource, classes_of
+from alignedserve.schedulers.scheduler import Scheduler
+from alignedserve.scheduling.policy import Policy
+from tests.decode_worker.test_packing import LARGE, Device, make_request
 from tests.rare import rare
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference" / "policies.md").read_text(encoding="utf-8")
 CODE = (ROOT / "examples" / "policy.py").read_text(encoding="utf-8")
+SCHEDULERS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = re.findall(r"^alignedserve (.*)$", PAGE, re.MULTILINE)
 
 
@@ -56,4 +62,18 @@ def test_every_kind_is_on_the_page() -> None:
     assert re.findall(r"^\| `(\w+Policy)` \| `(\w+)\(", PAGE, re.MULTILINE) == [
         (kind.__name__, kind.method) for kind in KINDS
     ]
+    assert f"| `Scheduler` | `{Scheduler.method}(" in PAGE
     assert classes_of(PolicySource("policy.py", CODE))
+
+
+@pytest.mark.parametrize("text", [CODE, *SCHEDULERS])
+def test_its_schedulers_serve_chats_and_documents(text: str) -> None:
+    policy = Policy(own=OwnPolicies(PolicySource("policy.py", text)), reuse=False)
+    device = Device(policy, LARGE)
+    for number in range(9):
+        service = ServiceClass.RT if number % 3 == 0 else ServiceClass.BE
+        device.ask(make_request(f"r{number}", service, prompt=20 + 10 * number, tokens=10))
+        device.step()
+    device.run()
+    assert [device.said[f"r{number}"] for number in range(9)] == [10] * 9
+    assert policy.own.failures.lines() == []

@@ -83,12 +83,12 @@ def test_an_order_goes_with_what_goes_by_an_order() -> None:
         of_preset("vllm-chunked", {"schedule.policy": source})
 
 
-def test_a_packing_goes_with_packings_that_take_no_turns_and_with_no_step_ahead() -> None:
-    text = "from alignedserve.policies import *\nclass P(PackingPolicy):\n    def run(self, requests): return []\n"
-    source = PolicySource("mine.py", text)
+def test_a_scheduler_goes_with_schedulers_that_take_no_turns_and_with_no_step_ahead() -> None:
+    head = "from alignedserve.schedulers.scheduler import Scheduler\n"
+    source = PolicySource("mine.py", f"{head}class P(Scheduler):\n    def plan(self, view): return 1\n")
     assert of_preset("vllm-chunked", {"schedule.policy": source}).policy.why_not_ahead is not None
     for preset in ("mlfq", "round-robin", "fastserve", "apt-serve-kv", "tgi"):
-        with pytest.raises(ConfigError, match=r"^schedule: a policy for packing goes not with scheduler "):
+        with pytest.raises(ConfigError, match=r"^schedule: a policy for scheduler goes not with scheduler "):
             of_preset(preset, {"schedule.policy": source})
-    with pytest.raises(ConfigError, match="look_ahead cannot be 1: a policy for packing is asked before each step"):
+    with pytest.raises(ConfigError, match="look_ahead cannot be 1: a policy for scheduler is asked before each step"):
         load({"schedule.policy": str(source), "engine.look_ahead": "1"}, {}, None)

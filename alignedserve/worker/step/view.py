@@ -97,8 +97,12 @@ class PlannedStep:
     displaced: Sequence[WorkerRequest] = ()  # best-effort requests that gave up blocks for `admitted`
 
     @property
+    def runs(self) -> bool:
+        return bool(self.decodes or self.chunks)
+
+    @property
     def is_empty(self) -> bool:
-        return not self.decodes and not self.chunks and not self.admitted
+        return not (self.decodes or self.chunks or self.admitted)
 
 
 def estimate_of(decodes: Iterable[WorkerRequest], at: StepContext) -> StepEstimate:
