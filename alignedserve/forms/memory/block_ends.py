@@ -64,7 +64,7 @@ class TwoEndedBlocks(Blocks):
     @property
     def room_for_rt(self) -> int:
         """Return the blocks that a real-time request could fill beside free blocks, where all may lose slots."""
-        num_shared = sum([block in self.right for block in self.left])
+        num_shared = len(self.left.keys() & self.right.keys())
         return min(len(self.right) - num_shared, self._hosts.num_free)
 
     @property
@@ -92,6 +92,9 @@ class TwoEndedBlocks(Blocks):
 
     def _claim_left(self, owner: BlockOwner, tokens: int, is_dry: bool) -> bool:
         size, held, count = self._size, owner.kv.blocks, units_for(tokens, self._size)
+        if count == len(held) and held[-1] not in self.right:  # most claims
+            self.claimed[owner] = tokens
+            return True
         lacking = max(0, count - len(held) - self.num_free)
         entered = [*islice(self._to_enter(), lacking)]
         others = [*enumerate(held[-1:], len(held) - 1), *enumerate(entered, count - lacking)]
