@@ -44,14 +44,13 @@ from typing import Any
 
 from alignedserve.core import Chunk, Decode, FoldKv, FormOrder, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.forms.memory.two_ended import slots_of
 from alignedserve.forms.orders import CompressPage
 from alignedserve.forms.pool.compression import lease_to_compress
 from alignedserve.forms.prefetch.buffers import Buffers
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.lab.fuzzing.waste import WasteWatch
-from alignedserve.lab.fuzzing.worker_views import blocks_of, kept_blocks
+from alignedserve.lab.fuzzing.worker_views import blocks_of, kept_blocks, slots_of
 from alignedserve.loads.records.records import RequestOutcome
 from alignedserve.policies.kinds import PolicyKind
 from alignedserve.protocol.commands import (

@@ -7,8 +7,11 @@ from collections.abc import Collection
 from itertools import chain
 
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.forms.memory.two_ended import slots_of
+from alignedserve.forms.memory.block_ends import TwoEndedBlocks
+from alignedserve.forms.memory.hybrid import WeighedMemory
+from alignedserve.forms.memory.two_ended import TwoEndedMemory
 from alignedserve.protocol.messages import Attempt
+from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.step.blocks import NamedBlocks
 from alignedserve.worker.step.states import State
 
@@ -47,3 +50,13 @@ def num_preemptions(core: DecodeCore) -> int:
 def num_evictions(core: DecodeCore) -> int:
     """Return how many requests have left for others with KV."""
     return sum(preempted.number for preempted in core.log.counts.preempted if preempted.keeps_kv)
+
+
+def slots_of(memory: PlainMemory) -> TwoEndedBlocks | None:
+    """Return the blocks of this memory, where two requests may share a block."""
+    return memory.slots if isinstance(memory, TwoEndedMemory) else None
+
+
+def weighed(memory: PlainMemory) -> WeighedMemory | None:
+    """Return this memory, where it weighs the forms of requests."""
+    return memory if isinstance(memory, WeighedMemory) else None

@@ -13,9 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from alignedserve.core import Request, ServiceClass, WorkerLimits
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.forms.memory.hybrid import weighed
 from alignedserve.forms.orders import ProjectKv
-from alignedserve.lab.fuzzing.worker_views import blocks_of, num_preemptions
+from alignedserve.lab.fuzzing.worker_views import blocks_of, num_preemptions, weighed
 from alignedserve.protocol.commands import (
     Command,
     RunStep,

@@ -32,12 +32,10 @@ from alignedserve.core import (
     units_for,
 )
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.forms.memory.hybrid import weighed
-from alignedserve.forms.memory.two_ended import slots_of
 from alignedserve.forms.orders import CopySlots
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.lab.fuzzing.worker_views import blocks_of, num_evictions, num_preemptions
+from alignedserve.lab.fuzzing.worker_views import blocks_of, num_evictions, num_preemptions, slots_of, weighed
 from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send, SetTimer
 from alignedserve.protocol.events import Event, MemberJoined, TimerFired
 from alignedserve.protocol.messages import (

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from alignedserve.core import Chunk, Request, ServiceClass, StepResult, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.forms.memory.two_ended import slots_of
 from alignedserve.forms.orders import CopySlots
-from alignedserve.lab.fuzzing.worker_views import num_preemptions
+from alignedserve.lab.fuzzing.worker_views import num_preemptions, slots_of
 from alignedserve.protocol.commands import (
     Command,
     RunStep,

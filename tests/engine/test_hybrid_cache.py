@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from alignedserve.cost.fit import OnlineCost
-from alignedserve.forms.memory.hybrid import weighed
+from alignedserve.lab.fuzzing.worker_views import weighed
 from alignedserve.scheduling.policy import Cache, Chunking, Policy, Room, SchedulerName
 from tests.engine.deployment import asked, deployed
 from tests.reference import Tally, compare

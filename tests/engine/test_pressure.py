@@ -20,8 +20,7 @@ from typing import Any
 import pytest
 
 from alignedserve.cost.fit import OnlineCost
-from alignedserve.forms.memory.hybrid import weighed
-from alignedserve.lab.fuzzing.worker_views import num_evictions, num_preemptions
+from alignedserve.lab.fuzzing.worker_views import num_evictions, num_preemptions, weighed
 from alignedserve.scheduling.policy import Cache, Handoff, Layout, Policy
 from tests.engine.deployment import PAGES, Deployment, asked, deployed
 from tests.rare import rarely

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.forms.memory.two_ended import slots_of
+from alignedserve.lab.fuzzing.worker_views import slots_of
 from alignedserve.scheduling.policy import Chunking, Layout, Policy, Room, SchedulerName
 from tests.engine.deployment import Deployment, asked, deployed
 from tests.reference import Tally, compare

@@ -229,8 +229,3 @@ def _as_kv(selection: PlannedStep, upgraded: Sequence[WorkerRequest], cost: Cost
 def _hidden(blocks: tuple[int, ...]) -> KvForm:
     """Return the form of a request with hidden vectors in these blocks, one half of each and then the other."""
     return KvForm(blocks, form=HIDDEN, in_place=2)
-
-
-def weighed(memory: PlainMemory) -> WeighedMemory | None:
-    """Return this memory, where it weighs the forms of requests."""
-    return memory if isinstance(memory, WeighedMemory) else None

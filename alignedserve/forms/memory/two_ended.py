@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from alignedserve.core import PreemptionCause
-from alignedserve.cost.model import Shape
 from alignedserve.forms.memory.block_ends import TwoEndedBlocks
 from alignedserve.forms.orders import CopySlots
 from alignedserve.protocol.commands import Command, CopyOut
@@ -26,7 +25,7 @@ from alignedserve.worker.memory import Change, PlainMemory
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import Seating
 from alignedserve.worker.step.states import State
-from alignedserve.worker.step.view import PlannedStep, StepContext
+from alignedserve.worker.step.view import PlannedStep, StepContext, shape_of
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
@@ -92,8 +91,7 @@ class TwoEndedMemory(PlainMemory):
         decodes = [running for running in selection.decodes if running not in losers]
         chunks = tuple([chunk for chunk in selection.chunks if self._here.running_of(chunk) not in losers])
         if len(decodes) + len(chunks) < len(selection.decodes) + len(selection.chunks):
-            sizes = [(len(chunk.tokens), chunk.start) for chunk in chunks]
-            shape = Shape.build(sizes, [running.prefix for running in decodes])
+            shape = shape_of(chunks, decodes)
             seconds = self.pace.cost.seconds(shape)
             selection = replace(selection, decodes=decodes, chunks=chunks, shape=shape, predicted_s=seconds)
         if decodes or chunks:
@@ -142,8 +140,8 @@ class TwoEndedSeating(Seating):
         return 0 if self.slots.cuts else self.slots.num_free * self.block_size
 
     def most(self, running: WorkerRequest, size: int) -> int:
-        is_held = running.blocks or (self.has_seat(running) and self.seat(running, self.room_for(running), is_dry=True))
-        return size if is_held else 0
+        fits = running.blocks or (self.has_seat(running) and self.seat(running, self.room_for(running), is_dry=True))
+        return size if fits else 0
 
     def take(self, running: WorkerRequest, size: int) -> None:
         if not running.blocks:
@@ -151,8 +149,3 @@ class TwoEndedSeating(Seating):
             assert seated, "a choice took more than there was"
             self.seats -= 1
             self.admitted.append(running)
-
-
-def slots_of(memory: PlainMemory) -> TwoEndedBlocks | None:
-    """Return the blocks of this memory, where two requests may share a block."""
-    return memory.slots if isinstance(memory, TwoEndedMemory) else None
