@@ -305,7 +305,7 @@ def _decodes_bound_s(decodes: Iterable[WorkerRequest], at: StepContext) -> tuple
             alone_s = least_s + (prefix_s + remade_s if running.kv.form else prefix_s) * running.prefix
             bound = min(bound, promise.step_room_s(now, 1, mean_s, alone_s))
         if promise.num_missed:
-            late_s = min(late_s, at.policy.slo_scale * running.request.slo.tbt_s)
+            late_s = min(late_s, promise.tbt_s)
     return bound, late_s
 
 
@@ -365,6 +365,5 @@ def is_in_time(ahead: StepAhead, at: StepContext) -> bool:
         return True
     together_s = ahead.running_s + ahead.predicted_s
     gaps = [(running, ahead.predicted_s) for running in ahead.decodes] + [(each, together_s) for each in ahead.paused]
-    scale = at.policy.slo_scale
-    of_rt = [(gap_s, scale * running.request.slo.tbt_s) for running, gap_s in gaps if running.promise.is_rt]
+    of_rt = [(gap_s, running.promise.tbt_s) for running, gap_s in gaps if running.promise.is_rt]
     return together_s <= at.calm_s and all(gap_s <= at.careful_s(tbt_s, Kind.DECODE) for gap_s, tbt_s in of_rt)

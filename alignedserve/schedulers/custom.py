@@ -3,8 +3,8 @@
     the plan can run                          it runs, as the user's scheduler says
     it cannot: see `problem`; or it raised    the default plans until the next step has run
     it runs nothing, but the default would    the same
-    requests with memory were left out of     the default plans a step of these requests alone
-    MOST_LEFT_OUT steps in a row
+    requests with memory were left out of     a step of these requests beside the chats' decodes, or of these
+    MOST_LEFT_OUT steps in a row              alone where no time is left for them
     the first that waits was                  the default plans one step
 
 So whatever the user's scheduler says, each request runs sooner or later, and every step runs something that can run.
@@ -14,11 +14,13 @@ Memory that a plan took before it failed stays taken: the prompts that got it ar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from alignedserve.cost.model import EMPTY
 from alignedserve.policies.guard import Guard, PolicyFailure
+from alignedserve.schedulers.aligned import step_bounds
 from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.schedulers.wrapping import Wrapping
 from alignedserve.worker.step.request import WorkerRequest
@@ -26,6 +28,7 @@ from alignedserve.worker.step.step_builder import chunk_of
 from alignedserve.worker.step.view import PlannedStep, StepContext, StepView, shape_of
 
 MOST_LEFT_OUT = 64  # steps in a row that a request with memory, or the first that waits, is left out of
+NOTHING_RUNS = PlannedStep((), (), EMPTY, 0.0)
 
 
 class Guarded(Wrapping):
@@ -84,16 +87,27 @@ class Guarded(Wrapping):
         admitted, displaced = view.seating.admitted, view.seating.displaced
         if admitted:  # by a plan that failed: these are seated before the default plans
             return PlannedStep((), (), EMPTY, 0.0, admitted, displaced)
-        return self.wrapped.plan(_only(view, {*view.here}.difference(displaced)) if displaced else view)
+        if not displaced:
+            return self.wrapped.plan(view)
+        decodes, prompts = (
+            [running for running in seated if running not in displaced] for seated in (view.decodes, view.prompts)
+        )
+        found = self.wrapped.plan(view._replace(decodes=decodes, prompts=prompts))
+        return replace(found, displaced=displaced)
 
     def _plan_of(self, overdue: set[WorkerRequest], view: StepView) -> PlannedStep:
-        """Return the default's step of those of these requests that have memory, or of all where none of these has."""
+        """Return a step with some of these requests that can run, or the default's step where the first that waits is
+        overdue; an empty one where none can run."""
+        if can_run := [running for running in (*view.decodes, *view.prompts) if running in overdue]:
+            bounds = step_bounds(view)
+            chats = [running for running in view.decodes if running.promise.is_rt]
+            found = self.wrapped.step_of(view, [*chats, *can_run], bounds)
+            has_run = found.chunks or not overdue.isdisjoint(found.decodes)  # of prompts only overdue ones are offered
+            return found if has_run else self.wrapped.step_of(view, can_run, bounds)
         waiting = [running for running in overdue if running in view.waiting]
-        if len(waiting) < len(overdue):
-            return self.wrapped.plan(_only(view, overdue))
         for running in waiting:
-            self._left_out[running] = 0  # the default may not seat that one, and plans no further step for it
-        return self.wrapped.plan(view)
+            self._left_out[running] = 0  # one step for each: the default may find no memory for a prompt
+        return self.wrapped.plan(view) if waiting else NOTHING_RUNS
 
     def _count(self, view: StepView) -> None:
         """Count the steps that requests are left out of."""
@@ -136,9 +150,3 @@ def problem(plan: Any, view: StepView, most: int) -> str | None:
         if not prompt.kv.has_place(prompt.prefix + size - 1, at.block_size):
             return f"{chunk.request!r:.60} has no memory for a chunk of {size} tokens"
     return None
-
-
-def _only(view: StepView, requests: set[WorkerRequest]) -> StepView:
-    """Return the view with these requests alone, and those that wait."""
-    decodes, prompts = ([of for of in seated if of in requests] for seated in (view.decodes, view.prompts))
-    return view._replace(decodes=decodes, prompts=prompts)

@@ -37,6 +37,7 @@ class Promise(ABC):
     # Plain attributes, because step selection reads them for many requests at every step:
     is_rt: ClassVar[bool] = False
     next_due_at: float = inf  # when the next token of a real-time request is due, though that may have passed
+    tbt_s: float = inf  # planned time between two tokens of a real-time request
     num_missed: int = 0  # dues that a real-time request has missed in a row
     has_missed: bool = False  # whether this worker knows of a missed due
 
@@ -106,22 +107,24 @@ class TokenPromise(Promise):
         super().__init__(request)
         self._expected, self._num_output = expected(request, policy).mean, num_output
         self._late, self._counts_chunks = policy.late, policy.ordering.counts_chunks
-        scale = policy.slo_scale
-        self.tbt_s = self._allowance_s = scale * request.slo.tbt_s  # that is planned for
+        self.tbt_s = self._allowance_s = policy.slo_scale * request.slo.tbt_s
+        last_at, planned_s = request.emitted_at, self.tbt_s
+        if last_at is None and not (due and num_output):
+            last_at, planned_s = request.arrival_at, policy.slo_scale * request.slo.ttft_s
+        self._grace = 1 / policy.slo_scale - 1  # of each allowance: from the planned due to the promised due
+        self._grace_s = 0.0 if due and due.num_missed else self._grace * planned_s  # of the next due
         if due is None:
-            last_at = request.emitted_at
-            if last_at is None:
-                last_at, self._allowance_s = request.arrival_at, scale * request.slo.ttft_s
-            due = Due(last_at + self._allowance_s)
-        self._grace = 1 / scale - 1  # of each allowance: from the planned due to the promised due
-        self._grace_s = 0.0 if due.num_missed else self._grace * self._allowance_s  # of the next due
-        self.next_due_at, self.num_missed = due.at, due.num_missed  # `due_at` moves a due that has passed
+            assert last_at is not None
+            due, self._allowance_s = Due(last_at + planned_s + self._grace_s), planned_s
+        self.next_due_at = due.at - self._grace_s  # `due_at` moves a due that has passed
+        self.num_missed = due.num_missed
         self.has_missed = due.num_missed > 0
         self.is_behind = False
 
     @property
     def due(self) -> Due:
-        return Due(self.next_due_at, self.num_missed)
+        """Return the promised due: another part plans for an earlier one itself."""
+        return Due(self.next_due_at + self._grace_s, self.num_missed)
 
     def due_at(self, now: float) -> float:
         """Return when the next token is due; a promised due that has passed counts as a miss here."""

@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given
 
 from alignedserve.core import KvForm, Pooling
-from alignedserve.schedulers.custom import problem
-from alignedserve.schedulers.scheduler import NO_LIMIT
+from alignedserve.policies.guard import Failures, Guard
+from alignedserve.schedulers.custom import MOST_LEFT_OUT, Guarded, problem
+from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
 from alignedserve.schedulers.table import scheduler_of
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import chunk_of
-from alignedserve.worker.step.view import PlannedStep, StepView, all_of
+from alignedserve.worker.step.view import PlannedStep, RanStep, StepView, all_of
 from tests.worker.step.test_choice import crowds, policies, some
-from tests.worker.step.test_selection import document, moment, seating, waits
+from tests.worker.step.test_selection import chat, document, moment, seating, waits
 
 AT = moment(Policy(), 64)
 
@@ -99,3 +100,39 @@ def test_a_step_of_requests_that_are_not_here_is_not_filled() -> None:
     assert [running.request.id for running in scheduler.step_of(view, [*view.decodes, *view.decodes]).decodes] == ["d"]
     with pytest.raises(ValueError, match="x is not in the view"):
         scheduler.step_of(view, [document("x")])
+
+
+class ChatsAlone(Scheduler):
+    """A scheduler of a user's, under which documents starve."""
+
+    def plan(self, view: StepView) -> PlannedStep:
+        return self.step_of(view, [running for running in view.decodes if running.promise.is_rt])
+
+
+def steps_of(view: StepView, number: int) -> list[PlannedStep]:
+    """Plan steps of the same view with ChatsAlone, each after the one before it has run."""
+    policy, failures, steps = Policy(), Failures(), list[PlannedStep]()
+    guarded = Guarded(scheduler_of(policy, 8), Guard("mine", ChatsAlone(policy, 8), lambda: 0.0, failures))
+    known = {running.request.id: running for running in (*view.here, *view.waiting)}
+    for at in range(1, number + 1):
+        steps.append(guarded.plan(view))
+        prompts = [known[chunk.request] for chunk in steps[-1].chunks]
+        view = view._replace(ran=RanStep(at, steps[-1].decodes, prompts))
+    assert not failures.counts
+    return steps
+
+
+def test_who_was_left_out_of_many_steps_runs_beside_the_chats() -> None:
+    decoding, left_out, waiting = chat("c", 0.1, output=3), document("d", output=3), document("w", 200)
+    view = view_of([decoding, left_out], [])._replace(waiting=waits([waiting], AT), seating=seating(20, AT))
+    *before, overdue = steps_of(view, MOST_LEFT_OUT + 1)
+    assert all(list(step.decodes) == [decoding] for step in before)
+    assert (set(overdue.decodes), overdue.chunks, overdue.admitted) == ({decoding, left_out}, (), [])
+
+
+def test_who_cannot_run_stops_nobody() -> None:
+    """A request that misses slots (BROS §5) is here, and not among the decodes."""
+    decoding, lacking, waiting = chat("c", 0.1, output=3), document("d", output=3), document("w", 200)
+    view = view_of([decoding], [])._replace(waiting=waits([waiting], AT), seating=seating(20, AT))
+    steps = steps_of(view._replace(here=[decoding, lacking]), MOST_LEFT_OUT + 8)
+    assert all(decoding in step.decodes for step in steps)

@@ -56,6 +56,19 @@ class TestTokens:
         assert dues.is_late(11.35)
         assert dues.due_at(11.35) == pytest.approx(11.35 + 0.16 / DECAY)
 
+    @pytest.mark.parametrize("num_output", [0, 3])
+    def test_a_move_to_another_worker_hides_no_miss(self, num_output: int) -> None:
+        """A request that moves after the planned time has no more time than one that stays."""
+        promised_at = 11.0 if not num_output else 10.2  # CHAT arrives at 10 with a ttft of 1 s and a tbt of 0.2 s
+        request = CHAT if not num_output else replace(CHAT, emitted_at=10.0)
+        stays = TokenPromise(request, Policy(slo_scale=0.8), num_output)
+        before = TokenPromise(request, Policy(slo_scale=0.8), num_output, stays.due)
+        assert before.due_at(10.0) == pytest.approx(stays.due_at(10.0))
+        assert not stays.is_late(promised_at - 0.01)
+        moved = TokenPromise(request, Policy(slo_scale=0.8), num_output, stays.due)
+        assert not moved.is_late(promised_at - 0.01)
+        assert moved.is_late(promised_at + 0.01)
+
     @given(ahead=short, scale=st.floats(0.1, 1.0))
     def test_a_token_is_missed_after_the_promised_time_whatever_is_planned(self, ahead: float, scale: float) -> None:
         dues = TokenPromise(CHAT, Policy(slo_scale=scale), 0)

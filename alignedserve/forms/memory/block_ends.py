@@ -93,7 +93,8 @@ class TwoEndedBlocks(Blocks):
     def _claim_left(self, owner: BlockOwner, tokens: int, is_dry: bool) -> bool:
         size, held, count = self._size, owner.kv.blocks, units_for(tokens, self._size)
         if count == len(held) and held[-1] not in self.right:  # most claims
-            self.claimed[owner] = tokens
+            if not is_dry:
+                self.claimed[owner] = tokens
             return True
         lacking = max(0, count - len(held) - self.num_free)
         entered = [*islice(self._to_enter(), lacking)]

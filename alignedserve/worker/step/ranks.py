@@ -167,7 +167,7 @@ class _FiledDecode:
 
 class DecodeOrder:
     def __init__(self, policy: Policy) -> None:
-        self._late, self._slo_scale = policy.late, policy.slo_scale
+        self._late = policy.late
         self._times = StepTimes(-1.0, -1.0)  # that decodes are filed by
         self._filed: dict[WorkerRequest, _FiledDecode] = {}
         self._num_filed = 0
@@ -223,8 +223,7 @@ class DecodeOrder:
 
     def note_run(self, decodes: Sequence[WorkerRequest]) -> None:
         """Note the decodes that run now: they get other places at the next refresh."""
-        if self._filed:
-            self._moved.update(dict.fromkeys(decodes))
+        self._moved.update(dict.fromkeys(filter(self._filed.__contains__, decodes)))
 
     def _take_out(self, running: WorkerRequest) -> None:
         filed = self._filed.pop(running)
@@ -250,7 +249,7 @@ class DecodeOrder:
             into.rt.append(place)
             self._has_priorities |= standing.priority != 0
             if promise.num_missed:
-                missed_s = self._slo_scale * running.request.slo.tbt_s
+                missed_s = promise.tbt_s
                 self._missed[missed_s] += 1
             else:
                 into.in_time.append(place)
