@@ -20,6 +20,7 @@ from alignedserve.worker.step.view import StepContext
 
 COUNTED = 20
 LONGEST_S, SHORTEST_S = 60.0, 10.0  # without a prompt, before none is expected: prompts may come in bursts
+JOINED_S = 1.0  # after a chat that was handed on, within which more may come
 SHARE = 0.25  # of the time that a chat has to spare
 JOINS = 0.65  # of the time between two tokens: the rest is for copies, and for the next step
 
@@ -79,7 +80,7 @@ class ArrivalForecast:
 
     def joins_s(self, now: float) -> float:
         """Return the most time that a step with prompts may take, for the requests that are handed on meanwhile."""
-        if not self._joined or now > self._joined[-1][0] + LONGEST_S:
+        if not self._joined or now > self._joined[-1][0] + JOINED_S:
             return inf
         return JOINS * min(tbt_s for _, tbt_s in self._joined)
 

@@ -18,10 +18,10 @@ only where that is worth it, and else stays where the KV is. So roles follow the
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf
+from math import exp, inf
 from typing import TypeAlias
 
 from alignedserve.core import KEEPS_ALL, WORKERS, Request, Retention, Role, ServiceClass
@@ -38,6 +38,7 @@ from alignedserve.scheduling.policy import Policy
 PILED_LENT = 0.25  # the same where prefill workers decode, and none hands a request on to the decode worker just now
 PILED_BE_S = 10.0  # and best-effort prompts, when a decode worker with chats would finish them sooner by this
 HELPED_S = 1.0  # in which a decode worker that got a prompt will get another
+MOST_HELP, RECENT_S = 0.1, 5.0  # from this share of recent time with prompts on, a decode worker gets no requests
 PILED_TTFT = 0.5  # prompts have piled up when a chat would wait for this share of the ttft
 Pools: TypeAlias = Mapping[str, str]  # node -> name of its pool
 _MORE_HELD = 4  # tokens more that a worker may hold than another, for each token that it need not compute
@@ -94,6 +95,21 @@ class _Prompts:
 _NO_PROMPTS = _Prompts()
 
 
+@dataclass(slots=True)
+class _Help:
+    """The prompts that a decode worker ran lately."""
+
+    at: float = -inf  # when the last came
+    sum_s: float = 0.0  # time of these prompts, at that moment: older prompts count less and less
+
+    def add(self, seconds: float, now: float) -> None:
+        self.at, self.sum_s = now, self.share(now) * RECENT_S + seconds
+
+    def share(self, now: float) -> float:
+        """Return the share of the recent time that these prompts took."""
+        return self.sum_s * exp((self.at - now) / RECENT_S) / RECENT_S
+
+
 class Placement:
     def __init__(
         self,
@@ -116,7 +132,7 @@ class Placement:
         self._loads = {role: {service: Loads() for service in ServiceClass} for role in WORKERS}
         self._roles: dict[str, Role] = {}  # worker -> kind: a prefill worker that decodes too is of PREFILL
         self._lent: dict[str, int | None] = {}  # such a worker -> blocks that chats find there; None: not told
-        self._helped_at: dict[str, float] = {}  # decode worker -> when the last prompt came
+        self._help: defaultdict[str, _Help] = defaultdict(_Help)  # decode worker -> prompts that it got
         self._coming: dict[str, str] = {}  # request that is to leave the prompt's worker -> decode worker
         self._num_workers: Counter[Role] = Counter()
         self._block_size = block_size
@@ -147,7 +163,7 @@ class Placement:
     def lost(self, member: str) -> None:
         self._prompts.pop(member, None)
         self._late.pop(member, None)
-        self._helped_at.pop(member, None)
+        self._help.pop(member, None)
         self._beginnings.forget(member)
         self.withdraw(member)
 
@@ -415,7 +431,7 @@ class Placement:
             self._pieces[request.id] = pieces = self._pieces_of(request)
             self._beginnings.came(pieces, worker)
         if self._roles.get(worker) is not Role.PREFILL:
-            self._helped_at[worker] = now
+            self._help[worker].add(loaded_s, now)
             return ""
         gives = request.service is ServiceClass.BE and self._policy.is_rt_first
         rooms = self._rooms_for(worker, request)
@@ -429,12 +445,14 @@ class Placement:
     def _is_worth_a_move(self, worker: str, request: Request, rooms: Rooms, now: float) -> bool:
         """Return whether a request is to leave the prompt's worker, which could decode it, for a decode worker.
 
-        That worker must have room for the whole output, and no prompts to run: beside prompts a step would take longer
-        than here. A best-effort request leaves only where memory may be wanted here."""
+        That worker must have room for the whole output, and next to no prompts to run: beside prompts a step would take
+        longer than here, and the request would wait for that step's end. A best-effort request leaves only where memory
+        may be wanted here."""
         decode, (mean, most) = self._least(Role.DECODE, request.service, now), mean_and_upper(request, self._policy)
         if mean < self._policy.least_moved or decode is None:
             return False
-        if now - self._helped_at.get(decode, -inf) < HELPED_S or self._wait_s(decode, ServiceClass.BE, now):
+        help = self._help[decode]
+        if now - help.at < HELPED_S or help.share(now) > MOST_HELP or self._wait_s(decode, ServiceClass.BE, now):
             return False
         stays = request.service is ServiceClass.BE and self._holdings_of(worker).tokens <= self._kv_tokens
         return not stays and rooms.most_free >= rooms.blocks(len(request.prompt) + most)
@@ -454,19 +472,25 @@ class Placement:
         return self._rooms[node]
 
     def _helper(self, prefill: str, request: Request, known: Known, now: float) -> str | None:
-        """Return the decode worker that runs a prompt sooner than this prefill worker, where prompts pile up."""
+        """Return the decode worker that runs a prompt sooner than this prefill worker, where prompts pile up, or chats
+        lack memory."""
         is_rt, lends = request.service is ServiceClass.RT, prefill in self._lent
         if not self._policy.helps or not (is_rt or lends):
             return None
-        first_s = self._first_token_s(prefill, request, known, now)
         decode = self._least(Role.DECODE, request.service, now)
+        if decode is None or self._node[decode] not in known.pools:
+            return None
+        told, rooms = self._lent.get(prefill), self._rooms_of(decode)
+        room = inf if told is None else told
+        has_less = room < (rooms.for_chats(decode) or 0)
+        if is_rt and has_less and room < rooms.blocks(len(request.prompt)):
+            return decode  # on the prefill worker the prompt would wait for memory
+        first_s = self._first_token_s(prefill, request, known, now)
         waits = PILED_LENT if lends and decode not in self._coming.values() else PILED_TTFT
         if is_rt and first_s <= waits * request.slo.ttft_s:
             return None
-        if decode is None or self._node[decode] not in known.pools:
-            return None
         if is_rt:
-            wins_s = 0.0 if self._rooms_of(decode).has_room(decode, self._most(request)) else inf
+            wins_s = 0.0 if has_less or rooms.has_room(decode, self._most(request)) else inf
         else:
             wins_s = PILED_BE_S if self._holdings_of(decode).rt_tokens else 0.0
         return decode if self._first_token_s(decode, request, known, now) < first_s - wins_s else None

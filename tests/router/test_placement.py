@@ -265,6 +265,14 @@ class TestLending:
         assert place(found, "prefill-0", long, NOW + 0.9) == ""
         assert place(found, "prefill-0", long, NOW + 1.1) == "decode-0"
 
+    def test_nor_to_one_that_ran_prompts_for_much_of_the_last_seconds(self) -> None:
+        found, long = self.lending(), replace(rt(), estimate=Estimate(80, 100))
+        for at in (NOW - 0.5, NOW):
+            assert place(found, "decode-0", rt(), at, takes_s=0.5) == ""
+        tell(found, "decode-0", all_s=0.0)
+        assert place(found, "prefill-0", long, NOW + 3.0) == ""
+        assert place(found, "prefill-0", long, NOW + 3.5) == "decode-0"
+
     def test_a_worker_that_requests_are_on_their_way_to_takes_prompts_of_chats_later(self) -> None:
         found, long = self.lending(), replace(rt(), id="long", estimate=Estimate(80, 100))
         assert place(found, "prefill-0", long, NOW) == "decode-0"
@@ -287,6 +295,24 @@ class TestLending:
         tell(found, "prefill-0", all_s=0.5)
         assert found.ahead_of(be(), POOL, NOW).worker == "decode-0"
         assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
+
+    def test_a_decode_worker_takes_prompts_of_chats_that_would_wait_for_memory(self) -> None:
+        found = self.lending()
+        tell(found, "prefill-0", all_s=0.0, free_blocks=7)
+        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
+        tell(found, "prefill-0", all_s=0.0, free_blocks=6)
+        assert found.ahead_of(rt(), POOL, NOW).worker == "decode-0"
+        assert found.ahead_of(be(), POOL, NOW).worker == "prefill-0"
+        tell(found, "decode-0", all_s=0.0, free_blocks=6)
+        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0", "the decode worker has no more memory"
+
+    def test_where_both_have_little_memory_the_worker_with_more_takes_prompts_that_pile_up(self) -> None:
+        found = self.lending()
+        tell(found, "prefill-0", all_s=0.5, rt_s=0.5, free_blocks=8)
+        tell(found, "decode-0", all_s=0.0, free_blocks=8)
+        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
+        tell(found, "decode-0", all_s=0.0, free_blocks=9)
+        assert found.ahead_of(rt(), POOL, NOW).worker == "decode-0"
 
     @pytest.mark.parametrize("left", ["prefill-0", "decode-0"])
     def test_whichever_is_left_does_all(self, left: str) -> None:
