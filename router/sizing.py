@@ -16,7 +16,8 @@ passed, the router asks for no more.
 What there is to do, and how near promises are to being missed, as the router sees it:
 
     workers   figure    is the largest of
-    prefill   load      the number of workers that have a prompt
+    prefill   load      the number of workers that have a prompt;
+                        where they decode too, their part of the memory that decode workers' load is of
               pressure  the next chat's predicted wait for other prompts / (PILED_TTFT x the ttft);
                         the mean time that chats have waited / the ttft;
                         the predicted wait of best-effort prompts / `be_wait_s`
@@ -188,11 +189,11 @@ def demands(
     for_prompts = _pressures_of_prompts(prompts, runs_prompts, placement, be_wait_s, now)
     for_decodes = _pressures_of_decodes(handed_on, num_decode, placement, admission, be_wait_s, now)
     of_decode_workers = for_decodes if num_prefill else [*for_prompts, *for_decodes]
-    memory = placement.memory
-    load = admission.memory_wanted / memory * num_decode if memory else 0.0
+    wanted = admission.memory_wanted / placement.memory if placement.memory else 0.0  # of all workers that decode
+    of_prompts = max(placement.num_with_prompts(now), wanted * placement.num_lent)
     return {
-        Role.PREFILL: _demand(num_prefill, float(placement.num_with_prompts(now)), for_prompts),
-        Role.DECODE: _demand(num_decode, load, of_decode_workers),
+        Role.PREFILL: _demand(num_prefill, of_prompts, for_prompts),
+        Role.DECODE: _demand(num_decode, wanted * num_decode, of_decode_workers),
     }
 
 

@@ -301,7 +301,12 @@ class Placement:
 
     @property
     def _num_decoding(self) -> int:
-        return self._num_workers[Role.DECODE] + len(self._lent)
+        return self._num_workers[Role.DECODE] + self.num_lent
+
+    @property
+    def num_lent(self) -> int:
+        """Return the number of prefill workers that decode, too."""
+        return len(self._lent)
 
     @property
     def late(self) -> tuple[int, int]:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.config.topology import Range
 from alignedserve.core import Role
 from alignedserve.protocol.commands import Scale
-from alignedserve.router.sizing import LOOK_S, START_S, Sizes, Sizing, WorkerDemand
+from alignedserve.router.placing.admission import Admission, Queues
+from alignedserve.router.placing.placement import Placement
+from alignedserve.router.sizing import LOOK_S, START_S, Sizes, Sizing, WorkerDemand, demands
+from alignedserve.scheduling.policy import DEFAULT_POLICY
+from tests.samples import member, request
 
 
 def sizing(least: int = 1, most: int = 8) -> Sizing:
@@ -144,3 +150,15 @@ def test_never_beyond_what_it_may_be(
         deployment.run(seconds, constantly(load, pressure))
     assert all(least <= count <= least + more for count in deployment.counts)
     assert least <= deployment.workers <= least + more
+
+
+def test_prefill_workers_that_decode_are_counted_with_the_memory_that_requests_want_there() -> None:
+    """Three workers hold 4,800 tokens, and 3,600 are wanted: no worker is to leave, though no prompt waits."""
+    placement = Placement(DEFAULT_POLICY, block_size=16, kv_tokens=1600, lends=True)
+    for name in ("prefill-0", "prefill-1", "decode-0"):
+        placement.met(replace(member(name), role=Role.DECODE, lends=name.startswith("prefill")))
+    admission = Admission(DEFAULT_POLICY, most_open=100, queues=Queues())
+    for number in range(8):
+        admission.opened(request(f"{number}", prompt=449, max_tokens=1))
+    loads = {role: of.load for role, of in demands((), placement, admission, 60.0, 100.0).items()}
+    assert loads == pytest.approx({Role.PREFILL: 2 * 0.75, Role.DECODE: 0.75}, rel=0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -15,7 +16,7 @@ from alignedserve.loads.workload.tape import VOCABULARY
 from alignedserve.router.sizing import Sizes
 from alignedserve.scheduling.policy import Policy
 from alignedserve.simulator.machines.engine import Costs
-from alignedserve.simulator.machines.faults import Kill
+from alignedserve.simulator.machines.faults import Kill, Resize
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from tests.rare import rare, rarely
@@ -129,3 +130,29 @@ def test_also_while_some_die(dies: str) -> None:
     simulation, share = served(replace(SPLIT, sizes=SIZES, faults=faults))
     assert share > 0.7
     assert counts(simulation, Role.PREFILL)[-1] == 1
+
+
+LONG = 150  # tokens of output: at least 3 s
+
+
+@pytest.mark.parametrize(("drain_s", "keeps_all"), [(60.0, True), rarely((0.5, False))])
+def test_what_prefill_workers_decode_ends_though_they_come_and_go(drain_s: float, keeps_all: bool) -> None:
+    """A prefill worker that retires ends its requests first; where it takes too long, others recompute them."""
+    draw, long = Random("lent"), list[Arrival]()
+    for number in range(24):
+        made = chat(number, FIRST_ARRIVAL_AT + 0.2 * number, draw)
+        long.append(replace(made, request=replace(made.request, max_tokens=LONG), length=LONG))
+    few, many = Resize(FIRST_ARRIVAL_AT + 1.0, prefill=1, decode=1), Resize(FIRST_ARRIVAL_AT + 2.0, prefill=3, decode=2)
+    quick = Costs(step_s=0.02, token_s=5e-4)
+    stay = replace(SPLIT.policy, least_moved=LONG + 1)
+    settings = replace(SPLIT, topology=Topology(2, 1), timing=quick, policy=stay, checked=True, drain_s=drain_s)
+    simulation = Simulation(replace(settings, faults=(few, many)), long)
+    simulation.run()
+    record = simulation.record(0.0)
+    assert record.problems == ()
+    assert [len(request.token_at) for request in record.requests] == [LONG] * len(long)
+    lent = {step.worker for step in record.steps if step.shape.decodes and step.worker.startswith("prefill")}
+    assert lent > {"prefill-0", "prefill-1"}, "those that came, too"
+    computed = sum(step.shape.chunk_tokens for step in record.steps)
+    assert (computed == sum(len(made.request.prompt) for made in long)) == keeps_all
+    assert Counter(simulation.launcher.members.values()) >= Counter({Role.PREFILL: 3, Role.DECODE: 2})
