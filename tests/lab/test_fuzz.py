@@ -152,7 +152,7 @@ def test_chats_take_slots_of_other_requests_and_give_them_back() -> None:
 
     counts, watch = Counter[str](), Watch()
     for seed in (7, 106):
-        scenario = draw_narrow_scenario(seed)
+        scenario = _without_lending(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         simulation.world.witnesses.append(watch)
         simulation.run()
