@@ -114,7 +114,7 @@ class Leaving(WorkerPart):
         self._queue.put_back(prompt)
         self._memory.is_crowded = True
         self._counts.count_preempted(prompt, PreemptionCause.CROWDED)
-        self._note(prompt, None, "it is recomputed, so that others can go on")
+        self._note(prompt, None, "the request is recomputed, so that others can go on")
 
     # --- Handed on
 

@@ -161,12 +161,12 @@ class DecodeCore:
     def handle(self, event: events.Event, now: float) -> list[Command]:
         """Let the parts hear the event, then do what there is to do in each turn."""
         self.log.decisions.now = now
-        commands = self._hear(event, now)
+        commands = self._on_event(event, now)
         for act in self._turn:
             commands += act(now)
         return commands
 
-    def _hear(self, event: events.Event, now: float) -> list[Command]:
+    def _on_event(self, event: events.Event, now: float) -> list[Command]:
         commands: list[Command] = []
         if isinstance(event, events.Received):
             for handler in self._events.get(type(event.message), ()):

@@ -1,6 +1,6 @@
 """ALISE (Algorithm 2): a request takes memory from requests of lower levels, which are swapped out.
 
-The device holds as many requests as it has memory and seats for: the paper's limit M. Others are in the pool. The
+The device holds as many requests as have memory and seats there: the paper's limit M. Others are in the pool. The
 request with the longest expected wait goes there first (EWT, ALISE §3.2), and comes back when its turn is before the
 turn of a request on the device. Requests of the same level take nothing from each other.
 """

@@ -1,6 +1,7 @@
-"""Apt-Serve (§5): every request that has memory runs; before each step requests get memory by worth (memory/worth.py).
+"""Apt-Serve (§5): every request with memory runs, and before each step requests get memory by worth.
 
-Where prompts are not cut, a step runs either prompts or decodes: the group that has been pending longer in total.
+"The iteration type is chosen based on which queue has a higher cumulative pending time" (§5): where prompts are not
+cut, a step runs either prompts or decodes. forms/memory/worth.py says what memory is worth to a request.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """First come, first served: requests run by arrival, and nothing is predicted. Two rules fill their steps.
 
-Prompts get seats in the order of arrival, before a step is planned, until memory is full. Systems with the same rule
-differ in numbers: the tokens and requests of a step, and when a request gets memory (config/presets.py). Where promises
-or chunks of memory bound the steps of requests by arrival, in_order.py plans them.
+Prompts get seats in the order of arrival, before a step is planned, until memory is full. Orca, Sarathi-Serve and vLLM
+V1 fill steps by one rule, and so do DistServe and vLLM V0: these differ in numbers, the tokens and requests of a step,
+and when a request gets memory (config/presets.py). Where promises or chunks of memory bound the steps of requests by
+arrival, in_order.py plans them.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class DecodesFirst(Scheduler):
 
 
 class Orca(DecodesFirst):
-    """Orca (§4.1): requests join and leave between any two steps, and whole prompts run beside decodes: the step is so
-    large that no prompt is cut."""
+    """Orca (§4.1, iteration-level scheduling): requests join and leave between any two steps, and prompts run beside
+    decodes; its preset has so large a step that no prompt is cut."""
 
 
 class Sarathi(DecodesFirst):
@@ -68,8 +69,8 @@ class Sarathi(DecodesFirst):
 
 
 class VllmV1(DecodesFirst):
-    """vLLM V1: running requests first, then waiting ones, in the tokens of a step; the newest leaves, and is
-    recomputed."""
+    """vLLM V1 (`schedule` of its scheduler): running requests first, then waiting ones, in the tokens of a step; the
+    newest leaves, and is recomputed."""
 
 
 class FastGen(InOrder):

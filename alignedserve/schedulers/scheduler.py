@@ -2,8 +2,10 @@
 
 A worker asks for its next step, which `plan` returns for a view: the requests that may run, the prompts that wait, and
 the memory that a step may take. Little comes beside it: which prompt gets a seat where `plan` gives no seats, which
-request leaves where memory is short, whether a step may be planned while another runs. By default these are first come,
-first served. A method is given all that it needs to know of the worker: a scheduler asks no other part.
+request leaves where memory is short, whether a step may be planned while another runs, and the levels of requests where
+those of higher levels take memory. By default these are first come, first served. Of a user's scheduler `plan` and
+`leaving` are asked (custom.py). A method is given all that it needs to know of the worker: a scheduler asks no other
+part.
 
 A request with memory on a decode worker is a resident. Residents that a step leaves out keep their memory.
 """
@@ -75,7 +77,7 @@ class Scheduler(OwnPolicy):
 
     @staticmethod
     def problem(answer: Any, *_facts: Any) -> str | None:  # noqa: ARG004
-        return None  # custom.py, which knows what a step may take, says
+        return None  # plans are checked in custom.py, which knows what a step may take
 
 
 class Levels(ABC):

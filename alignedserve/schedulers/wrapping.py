@@ -28,8 +28,8 @@ class Wrapping(Scheduler):
 
 
 class WholePrompts(Wrapping):
-    """An ablation of the schedulers that fill steps: a step of prompts that are not cut, or of decodes where no prompt
-    can run."""
+    """AccelGen /Chunk (§6.3, an ablation): a step of prompts that are not cut, or of decodes
+    where no prompt can run."""
 
     def plan(self, view: StepView) -> PlannedStep:
         if view.prompts or view.waiting:

@@ -236,7 +236,7 @@ class PlainMemory:
 
     def grow(self, waiting: WaitingPrompts, now: float) -> Iterator[Change]:
         """Give each decode a place for its next token, in the order of seats. Where there is none, yield which request
-        is to leave before the next decode is looked at."""
+        is to leave before the next decode is looked at, and which prompt takes a seat."""
         if self._policy.grows:
             yield from self._grow()
 

@@ -103,7 +103,7 @@ class WeighedMemory(PlainMemory):
         return MemoryWish(self._value(running), kv, has, penalty, is_sure=True)
 
     def _pending_s(self, running: WorkerRequest) -> float:
-        return max(0.0, self._now - running.said_at)
+        return max(0.0, self._now - running.last_token_at)
 
     def _value(self, running: WorkerRequest) -> float:
         pending_s, promise = self._pending_s(running), running.promise

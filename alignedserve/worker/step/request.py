@@ -74,11 +74,11 @@ class WorkerRequest:
     story: list[State] = field(default_factory=lambda: [State.NEW])  # the states so far (states.py)
     history: History | None = field(init=False)  # the tokens, where sampling needs them
     has_tokens: bool = field(init=False)  # tokens are asked for, and not a vector: KV is of use after the prompt
-    said_at: float = field(init=False)  # when the last token came, or the request: pending since then
+    last_token_at: float = field(init=False)  # when the last token came, or the request: pending since then
 
     def __post_init__(self) -> None:
         request = self.request
-        self.said_at = request.arrival_at if request.emitted_at is None else request.emitted_at
+        self.last_token_at = request.arrival_at if request.emitted_at is None else request.emitted_at
         self.has_tokens = request.pooling is None
         needed = request.sampling.edits_logits
         self.history = History(request.prompt, self.output, request.stop_tokens) if needed else None
@@ -239,7 +239,7 @@ class WorkerRequest:
         if logprob is not None:
             self.logprobs.append(logprob)
         num_output = len(output)
-        self.said_at = now
+        self.last_token_at = now
         self.promise.emitted(now, num_output)
         self.finish = self.request.finish(num_output - 1, token)
 
