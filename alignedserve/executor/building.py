@@ -11,7 +11,7 @@ from typing import Generic
 import torch
 
 from alignedserve.core import Role
-from alignedserve.engine.device.large_pages import map_first
+from alignedserve.engine.device.large_pages import map_ahead
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.device.pinning import cudart_for
 from alignedserve.engine.device.ranks import Team
@@ -100,7 +100,7 @@ def build_rank(place: Place, kind: type[AnEngine]) -> Iterator[RankParts[AnEngin
         # The transport may move the engine's device cache to memory that it can send from.
         transport, engine.cache = open_transport(place, chosen, engine.cache, pace, team, lost)
         if on_cpu:
-            map_first(engine.cache, torch.get_num_threads())
+            map_ahead(engine.cache, torch.get_num_threads())
         yield RankParts(place, engine, with_blocks(capacity, engine), pace, transport, team)
     finally:
         transport.close()

@@ -13,7 +13,6 @@ import torch
 from alignedserve.core import FormOrder
 from alignedserve.engine.copying.aside import AsideCopies, Watch, unwatched
 from alignedserve.engine.copying.copies import PageCopier
-from alignedserve.engine.device.large_pages import map_ahead
 from alignedserve.engine.device.memory import out_of_memory
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.device.pinning import Cudart, Pinner
@@ -49,9 +48,7 @@ class PoolCopies:
         of a copy beside the steps."""
         self._engine, self._cudart = engine, cudart
         self._arena_path, self._page_size, self._verify = arena_path, page_size, verify
-        map_cache = partial(map_ahead, engine.cache) if engine.device.type == "cpu" else None
-        lost = partial(end_where_lost, engine.device)
-        self._aside = AsideCopies(page_size, pace, engine.device, lost, watch, map_cache)
+        self._aside = AsideCopies(page_size, pace, engine.device, partial(end_where_lost, engine.device), watch)
         self._forms = FormHands(lambda: engine.form, engine.cache, num_on_host, engine.fold, self._rewrite)
         self._copier: PageCopier | None = None  # of the present pool's arena
         self._pool = ""  # the holder of that arena

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,27 +128,23 @@ def test_a_copy_that_fails_is_reported_before_it_is_answered(
     assert told == ["failed", CopiedIn(5, intact=False)]
 
 
-def test_cache_and_arena_are_mapped_while_nothing_else_is_done(
-    engine: Engine, arena_of: Callable[[int], Arena]
-) -> None:
-    """The cache comes first: the next step may write there."""
-    pace, mapped, copied, ended = CopyPace(), list[tuple[str, int]](), threading.Event(), threading.Event()
+def test_the_arena_is_mapped_while_nothing_else_is_done(engine: Engine, arena_of: Callable[[int], Arena]) -> None:
+    pace, mapped, copied, ended = CopyPace(), list[int](), threading.Event(), threading.Event()
 
-    def map_ahead(what: str, start: int) -> int | None:
-        mapped.append((what, start))
-        if what == "arena" and start == 2:
+    def map_ahead(start: int) -> int | None:
+        mapped.append(start)
+        if start == 2:
             ended.set()
         return start + 1 if start < 2 else None
 
-    copies = AsideCopies(PAGE_SIZE, pace, map_cache=partial(map_ahead, "cache"))
-    copier = PageCopier(engine.cache, arena_of(1), PAGE_SIZE, verify=True)
+    copies = AsideCopies(PAGE_SIZE, pace)
     with pace.step():
-        copies.attach(copier, "pool-0.1", partial(map_ahead, "arena"))
+        copies.attach(PageCopier(engine.cache, arena_of(1), PAGE_SIZE, verify=True), "pool-0.1", map_ahead)
         copies.add(out(1), lambda _: copied.set())
         assert copied.wait(DEADLINE_S)
         assert mapped == []
     assert ended.wait(DEADLINE_S)
-    assert mapped == [(what, start) for what in ("cache", "arena") for start in range(3)]
+    assert mapped == [0, 1, 2]
 
 
 def test_a_copy_goes_behind_what_was_ordered_before_it(

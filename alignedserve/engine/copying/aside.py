@@ -5,8 +5,8 @@ It has its own copier: a copier's working memory is not for two threads. The she
 arena, and waits while a page is copied. On a GPU all these copies share one stream of their own, since torch keeps
 working memory for each stream. A copy goes behind everything that was ordered of the device when the copy was added.
 
-While no step runs and nothing is to be copied, the thread has the system map the device cache and the arena, so that
-steps and copies need not wait for that.
+While no step runs and nothing is to be copied, the thread has the system map the arena, so that copies need not wait
+for that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Post: TypeAlias = Callable[[CopiedIn | CopiedOut], None]
 MapAhead: TypeAlias = Callable[[int], int | None]  # maps some memory from a place on, and returns where to go on
 Watch: TypeAlias = Callable[[str], AbstractContextManager[None]]  # over a piece of a copy
 
-_MAPS_AGAIN_S, _LOOKS_AGAIN_S = 0.001, 0.1  # after a piece of memory; after steps that ran
+_MAPS_AGAIN_S, _LOOKS_AGAIN_S = 0.005, 0.1  # after a piece of the arena; after steps that ran
 
 
 def unwatched(_: str) -> AbstractContextManager[None]:
@@ -52,16 +52,15 @@ class AsideCopies:
         device: torch.device = CPU,
         failed: Callable[[], None] = lambda: None,
         watch: Watch = unwatched,
-        map_cache: MapAhead | None = None,
     ) -> None:
-        """`failed` is called in the copying thread when a copy has failed, and `watch` for each piece of a copy;
-        `map_cache` maps the device cache piece by piece."""
+        """`failed` is called in the copying thread when a copy has failed, and `watch` for each piece of a copy."""
         self._page_size, self._pace, self._device = page_size, pace, device
         self._failed, self._watch = failed, watch
         self._changed = threading.Condition()
         self._copier: PageCopier | None = None
         self._pool = ""  # the pool that holds the copier's arena
-        self._to_map = {} if map_cache is None else {"cache": (map_cache, 0)}  # what is left, in order, and from where
+        self._map_ahead: MapAhead | None = None
+        self._mapped_to: int | None = None  # None: nothing is left to be mapped
         self._due: deque[tuple[Copy, Post, Mark]] = deque()
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -70,16 +69,14 @@ class AsideCopies:
         """Use this copier for copies to and from the pool's arena, which `map_ahead` maps piece by piece."""
         with self._changed:
             self._copier, self._pool = copier, pool
+            self._map_ahead, self._mapped_to = map_ahead, None if map_ahead is None else 0
             if map_ahead is not None:
-                self._to_map["arena"] = map_ahead, 0
-            if self._to_map:
                 self._begin()
 
     def detach(self) -> None:
         """Stop touching the arena when this returns; copies that are not finished fail."""
         with self._changed:
-            self._copier = None
-            self._to_map.pop("arena", None)
+            self._copier = self._map_ahead = None
 
     def add(self, copy: Copy, post: Post) -> None:
         """Queue a copy; `post` receives the event of its end."""
@@ -119,16 +116,12 @@ class AsideCopies:
             return None if self._is_closed else self._due.popleft()
 
     def _map_more(self) -> float | None:
-        """Map a piece of memory if no step runs; return when to look again, None where nothing is left."""
-        if not self._to_map:
+        """Map a piece of the arena if no step runs; return when to look again, None where nothing is left."""
+        if self._map_ahead is None or self._mapped_to is None:
             return None
         if not self._pace.is_idle:
             return _LOOKS_AGAIN_S
-        what, (map_ahead, start) = next(iter(self._to_map.items()))
-        if (goes_on_at := map_ahead(start)) is None:
-            del self._to_map[what]
-        else:
-            self._to_map[what] = map_ahead, goes_on_at
+        self._mapped_to = self._map_ahead(self._mapped_to)
         return _MAPS_AGAIN_S
 
     def _perform_and_post(self, copy: Copy, post: Post, ordered: Mark) -> None:

@@ -14,7 +14,6 @@ import math
 import mmap
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count as numbers
 from time import perf_counter
 
 import torch
@@ -35,36 +34,26 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(_mapped(count * dtype.itemsize), dtype=dtype, count=count).view(shape)
 
 
-def map_ahead(cache: Tensor, piece: int) -> int | None:
-    """Have the system map a piece of a device cache, a large page of one layer; return the next piece, or None behind
-    the end and where the system cannot. The first blocks of all layers come first: steps use them first.
+def map_ahead(cache: Tensor, threads: int, most_s: float = 2.0) -> None:
+    """Have the system map a device cache, for this time at most; the first blocks of all layers come first.
 
     Otherwise a step that writes to a large page of each layer for the first time waits until the system has cleared
-    them: 24 MB, which take 3 to 60 ms.
+    them: 24 MB, which take 3 to 60 ms. 512 MB, the default, take 0.03 to 0.1 s, or 1.1 s where a virtual machine's host
+    has to find the memory.
     """
-    layers = cache.shape[0]
-    number, layer = divmod(piece, layers)
-    in_layer, first = cache.nbytes // layers, number * _LARGE
-    if first >= in_layer:
-        return None
-    address = cache.data_ptr() + layer * in_layer + first
-    begin = address // mmap.PAGESIZE * mmap.PAGESIZE  # the system maps whole pages
-    size = address + min(_LARGE, in_layer - first) - begin
-    failed = ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), POPULATE_WRITE)
-    return None if failed else piece + 1
+    libc, layers, until = ctypes.CDLL(None), cache.shape[0], perf_counter() + most_s
+    in_layer = cache.nbytes // layers
 
+    def map_page(layer: int, first: int) -> None:
+        if perf_counter() < until:
+            address = cache.data_ptr() + layer * in_layer + first
+            begin = address // mmap.PAGESIZE * mmap.PAGESIZE  # the system maps whole pages
+            size = address + min(_LARGE, in_layer - first) - begin
+            libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), POPULATE_WRITE)  # or, if it cannot, steps wait
 
-def map_first(cache: Tensor, threads: int, most_s: float = 0.5) -> None:
-    """Have the system map a device cache before the first step, for this time at most, in so many threads."""
-    pieces, until = numbers(), perf_counter() + most_s
-
-    def work() -> None:
-        while map_ahead(cache, next(pieces)) is not None and perf_counter() < until:
-            pass
-
+    pages = [(layer, first) for first in range(0, in_layer, _LARGE) for layer in range(layers)]
     with ThreadPoolExecutor(threads) as pool:
-        for _ in range(threads):
-            pool.submit(work)
+        list(pool.map(map_page, *zip(*pages, strict=True)))  # raises what has gone wrong
 
 
 class Slabs:
