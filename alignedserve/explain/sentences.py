@@ -108,7 +108,11 @@ _SENTENCES: Mapping[Kind, Callable[[Decision], str]] = MappingProxyType(
 def said(noted: Decision, price_of: PriceOf = lambda *_: 0.0) -> str:
     text = _SENTENCES[noted.kind](noted)
     price = price_of(noted.seconds, noted.joules) if noted.kind is Kind.ENDED else 0.0
-    return f"{text}, at a price of {price:.3g}" if price else text
+    return f"{text}, at a price of {price_text(price)}" if price else text
+
+
+def price_text(price: float) -> str:
+    return f"{price:,.2f}" if price >= 0.01 else f"{price:.2g}"
 
 
 # --- Stages

@@ -103,7 +103,8 @@ class Guarded(Wrapping):
             chats = [running for running in view.decodes if running.promise.is_rt]
             found = self.wrapped.step_of(view, [*chats, *can_run], bounds)
             has_run = found.chunks or not overdue.isdisjoint(found.decodes)  # of prompts only overdue ones are offered
-            return found if has_run else self.wrapped.step_of(view, can_run, bounds)
+            if not (found := found if has_run else self.wrapped.step_of(view, can_run, bounds)).is_empty:
+                return found
         waiting = [running for running in overdue if running in view.waiting]
         for running in waiting:
             self._left_out[running] = 0  # one step for each: the default may find no memory for a prompt

@@ -456,8 +456,8 @@ class Placement:
         decode, (mean, most) = self._least(Role.DECODE, request.service, now), mean_and_upper(request, self._policy)
         if mean < self._policy.least_moved or decode is None:
             return False
-        help = self._help[decode]
-        if now - help.at < HELPED_S or help.share(now) > MOST_HELP or self._wait_s(decode, ServiceClass.BE, now):
+        lately = self._help[decode]
+        if now - lately.at < HELPED_S or lately.share(now) > MOST_HELP or self._wait_s(decode, ServiceClass.BE, now):
             return False
         stays = request.service is ServiceClass.BE and self._holdings_of(worker).tokens <= self._kv_tokens
         return not stays and rooms.most_free >= rooms.blocks(len(request.prompt) + most)
@@ -488,7 +488,7 @@ class Placement:
         told, rooms = self._lent.get(prefill), self._rooms_of(decode)
         room = inf if told is None else told
         has_less = room < (rooms.for_chats(decode) or 0)
-        if is_rt and has_less and room < rooms.blocks(len(request.prompt)):
+        if is_rt and room < rooms.blocks(len(request.prompt)) <= (rooms.for_chats(decode) or 0):
             return decode  # on the prefill worker the prompt would wait for memory
         first_s = self._first_token_s(prefill, request, known, now)
         waits = PILED_LENT if lends and decode not in self._coming.values() else PILED_TTFT

@@ -130,6 +130,8 @@ MORE = [
     ("hermes", r'<tool_call>{"name": "f", "arguments": "{\"a\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
     ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
     ("hermes", '<tool_call>{"name": "f", "arguments": ""}</tool_call>', "", [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": a=1}</tool_call>.', ".", [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "arguments": {}}</tool_call>', "", [("f", '{"a": 1}')]),
     ("hermes", '<tool_call>{"arguments": null, "name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
     ("hermes", '<tool_call>{"name": ""} x', '<tool_call>{"name": ""} x', []),
     ("hermes", '<tool_call>{"name": "f"}}</tool_call>', "}", [("f", "{}")]),

@@ -177,6 +177,7 @@ def test_a_wrong_field_is_named(gateway: Gateway, fields: dict[str, Any], param:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 0, "echo": False}, "max_tokens"),
         ({"messages": [USER]}, "messages"),
+        ({"max_tokens": 0, "echo": True, "min_tokens": 5}, "min_tokens"),
     ],
 )
 def test_so_it_is_for_completions(gateway: Gateway, fields: dict[str, Any], param: str) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
+import re
+from collections.abc import Iterator
 
 import pytest
 
+from alignedserve.text.calls import values
 from alignedserve.text.calls.values import NoValue, read_literal, to_json
 
 
@@ -33,6 +36,23 @@ def test_json_s_words_count_too_and_nothing_is_computed() -> None:
     for written in ("1 + 1", "f()", "'a' 1", "[1 2]", "{1: 2, [3]: 4}", "{'a' 1}", "[" * 65 + "]" * 65):
         with pytest.raises(NoValue):
             read_literal(written)
+
+
+def test_no_token_is_looked_for_behind_what_is_no_literal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind an open quote each look would take time for all of the text: 16,000 of them took six seconds."""
+    looks = list[str]()
+
+    class Counted:
+        def finditer(self, text: str) -> Iterator[re.Match[str]]:
+            for found in token.finditer(text):
+                looks.append(found[0])
+                yield found
+
+    token = values._TOKEN
+    monkeypatch.setattr(values, "_TOKEN", Counted())
+    with pytest.raises(NoValue):
+        read_literal("\\'" * 1000)
+    assert len(looks) < 10
 
 
 @pytest.mark.parametrize(("code", "is_half"), [(0xD7FF, False), (0xD800, True), (0xDFFF, True), (0xE000, False)])

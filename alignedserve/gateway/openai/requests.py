@@ -279,9 +279,8 @@ def _max_tokens(body: ChatRequest | CompletionRequest, prompt_tokens: int, max_m
         name = body.most_tokens_field
         fault = f"{name} asks for {body.most_tokens} tokens of output, the prompt has {prompt_tokens}"
         raise too_long(fault, max_model_len, name)
-    if body.most_tokens == 0:
-        return 1  # the engine always makes a token; the answer does not show it
-    most = body.most_tokens or min(left, body.usual_tokens or left)
+    # The engine always makes a token: where none is wanted, the answer does not show it.
+    most = 1 if body.most_tokens == 0 else body.most_tokens or min(left, body.usual_tokens or left)
     if (body.min_tokens or 0) > most:
         raise invalid(f"min_tokens: {body.min_tokens} is more than the output may have, {most}", "min_tokens")
     return most

@@ -93,14 +93,16 @@ class JsonCalls(CallLayout):
 
     def _read_object(self, reader: CallReader) -> Reading[None]:
         yield from reader.expect("{")
-        name, arguments, follows = "", "", "{"
+        name, arguments, is_told, follows = "", "", False, "{"
         while follows != "}":
             if (yield from reader.skip()) != '"':
                 raise NoCall
             key = str(_parsed((yield from reader.json_text())))
             yield from reader.expect(":")
             yield from reader.skip()
-            if key in self.argument_keys and name and (yield from reader.peek()) == "{":
+            is_wanted = key in self.argument_keys and not is_told
+            if is_wanted and name and (yield from reader.peek()) == "{":
+                is_told = True
                 yield from reader.value(reader.add)  # arguments are passed on while they are written
             else:
                 value = _parsed(written := (yield from reader.json_text()))
@@ -109,12 +111,11 @@ class JsonCalls(CallLayout):
                     if not name or (self.known_only and name not in reader.tools):
                         raise NoCall
                     reader.begin_call(name)
-                elif key in self.argument_keys:
-                    is_text = isinstance(value, str) and is_unicode(value)
-                    arguments = value if is_text else "" if value is None else written
-                if name and arguments:
+                elif is_wanted and not arguments and value is not None:
+                    arguments = value if isinstance(value, str) and is_unicode(value) else written
+                if name and arguments and not is_told:
+                    is_told = True
                     reader.add(arguments)
-                    arguments = ""
             follows = yield from reader.expect(",", "}")
         if not name:
             raise NoCall

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -199,8 +198,11 @@ class CallReader(Scanner):
 
     def _try_calls(self, marker: str) -> Reading[None]:
         self.begin_attempt(marker)
-        with suppress(NoCall):
+        try:
             yield from self._form.layout.read(self, marker)
+        except NoCall:
+            if self._attempt is None and not (self._has_arguments or self._has_ended):  # a call has begun
+                self.add("{}")
         if self._attempt is not None:  # no call has begun since the attempt began
             start, self._attempt = self._attempt, None
             self.say(self._text[start : self._at])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from alignedserve.text.calls.scanning import Schema
@@ -36,10 +36,9 @@ def read_value(written: str) -> Any:
 
 def read_literal(written: str) -> Any:
     """Return the value of a Python literal, in which JSON's words count too. Nothing is evaluated."""
-    tokens = [(found.lastgroup, found[0].strip()) for found in _TOKEN.finditer(written.strip())]
-    left = [_END, *reversed(tokens)]
+    left = _Tokens((found.lastgroup, found[0].strip()) for found in _TOKEN.finditer(written.strip()))
     value = _read(left, _MOST_DEPTH)
-    if left != [_END]:
+    if left.head != _END:
         raise NoValue
     return value
 
@@ -58,14 +57,27 @@ def is_unicode(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _read(left: list[tuple[str | None, str]], depth: int) -> Any:
-    """Take a value off the tokens that are left, of which the last comes first."""
+class _Tokens:
+    """The tokens that are left. None is looked for before its turn: behind an open quote each next one would take time
+    for all that follows."""
+
+    def __init__(self, tokens: Iterator[tuple[str | None, str]]) -> None:
+        self._tokens = tokens
+        self.head = next(tokens, _END)
+
+    def pop(self) -> tuple[str | None, str]:
+        token, self.head = self.head, next(self._tokens, _END)
+        return token
+
+
+def _read(left: _Tokens, depth: int) -> Any:
+    """Take a value off the tokens that are left."""
     kind, token = left.pop()
     if not depth:
         raise NoValue
     if kind == "text":
         text = _unescaped(token)
-        while left[-1][0] == "text":  # texts beside each other are one
+        while left.head[0] == "text":  # texts beside each other are one
             text += _unescaped(left.pop()[1])
         return text
     if kind == "number":
@@ -75,16 +87,16 @@ def _read(left: list[tuple[str | None, str]], depth: int) -> Any:
     if token not in _CLOSING:
         raise NoValue
     items, closing = list[Any](), ("sign", _CLOSING[token])
-    while left[-1] != closing:
+    while left.head != closing:
         item = _read(left, depth - 1)
         if token == "{":
             if left.pop() != ("sign", ":"):
                 raise NoValue
             item = _key(item), _read(left, depth - 1)
         items.append(item)
-        if left[-1] == ("sign", ","):
+        if left.head == ("sign", ","):
             left.pop()
-        elif left[-1] != closing:
+        elif left.head != closing:
             raise NoValue
     left.pop()
     return dict(items) if token == "{" else items[0] if token == "(" and len(items) == 1 else items
