@@ -203,7 +203,7 @@ def test_a_long_context(length: int, real: Real) -> None:
 # --- The cores of a deployment, with real engines and a real arena
 
 PLAIN = Policy(room=Room.GROWING)
-SHARED = Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL, checkpoints=0.2)
+SHARED = Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL, checkpoints=0.05)
 BLOCKS = 32  # for about two requests: the others wait, and are preempted
 CASES = [
     ("colocated", SHARED, False, {"preemption", "restored"}),
