@@ -399,8 +399,8 @@ class LaunchConfig:
     )
     still_s: float = experiment(
         30.0,
-        "how long a loop of a part that runs may stand still before its process is ended and started again, in "
-        "seconds; a process of which the launcher hears nothing is ended after a third more",
+        "how many seconds a loop of a part may stand still; then its process is ended and started again. A process "
+        "from which the launcher hears nothing is ended after a third more",
         above=0,
     )
 

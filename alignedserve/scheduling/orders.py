@@ -56,7 +56,7 @@ class ByArrival(Ordering):
 
 
 class ByPromises(Ordering):
-    """By slack: the time until the due, less the time of the work that is left (BROS §4.1)."""
+    """Order by slack (BROS §4.1): a request due in 300 ms with 200 ms of work left has 100 ms. The least goes first."""
 
     goes_by_promises = True
 
@@ -103,7 +103,7 @@ class ByKey(Ordering, ABC):
 
 
 class ByRemaining(ByKey):
-    """By the tokens that are left to run, if the output becomes as long as expected."""
+    """Order by tokens still to run: of the prompt, and of the output as predicted. The fewest go first."""
 
     def key(self, standing: Standing) -> tuple[float, ...]:
         return (standing.remaining,)

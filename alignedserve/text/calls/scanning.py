@@ -97,7 +97,7 @@ class Scanner(ABC):
         """Read the output from its start."""
 
     def _advance(self, text: str, has_ended: bool = False) -> None:
-        """Read more text, as far as it is known what it is."""
+        """Read on with more text, and stop where only later text can tell how to go on."""
         start = self._at if self._attempt is None else self._attempt
         self._text, self._at, self._has_ended = self._text[start:] + text, self._at - start, has_ended
         self._attempt = None if self._attempt is None else 0
