@@ -8,19 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import accumulate
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
+from alignedserve.core import Usage
 from alignedserve.metrics.exposition import label, line
 from alignedserve.metrics.series import PART
-from alignedserve.protocol.figures import RATIOS, SPREADS, STEP_S, STEP_TOKENS, ByClass, DecodeSteps, Tally, WorkerLoad
+from alignedserve.protocol.figures import (
+    RATIOS,
+    SPREADS,
+    STEP_S,
+    STEP_TOKENS,
+    ByClass,
+    DecodeSteps,
+    EnergyFigures,
+    ProcessFigures,
+    WorkerLoad,
+)
 from alignedserve.protocol.messages import Figures
 
-Values: TypeAlias = Iterable[tuple[str, float]]  # each with labels of its own, if any
+# Values with labels of their own, a single number without, or None where the part has no such metric.
+Values: TypeAlias = Iterable[tuple[str, float]] | float | None
 T = TypeVar("T")
 _WORKER, _POOL = "worker", "pool"
 FALLBACKS = ("fallbacks", "What does not work in a part, which does something else: 1 for each; /status says why.")
-_BATCHES = "0", "1", "2+"
 
 
 @dataclass(frozen=True)
@@ -31,11 +43,11 @@ class PartMetric(Generic[T]):
     name: str
     about: str
     of: str  # the label with the part's name; the router has none
-    read: Callable[[T], Values]  # nothing where the part has no such metric
+    read: Callable[[T], Values]
 
     def lines(self, full_name: str, common: str, part: str, told: T) -> Iterator[str]:
-        whose = label(self.of, part) if self.of else ""
-        for labels, value in self.read(told):
+        whose, found = label(self.of, part) if self.of else "", self.read(told)
+        for labels, value in (("", found),) if isinstance(found, int | float) else found or ():
             yield line(full_name, ",".join(filter(None, (common, labels, whose))), value)
 
 
@@ -44,11 +56,11 @@ class WorkerHistogram:
     name: str
     about: str
     bounds: Sequence[float]
-    read: Callable[[Figures], Tally | None]
+    told: str  # path of the tally in the figures
     kind = "histogram"
 
     def lines(self, full_name: str, common: str, part: str, figures: Figures) -> Iterator[str]:
-        tally, labels = self.read(figures), f'{common},{_WORKER}="{part}"'
+        tally, labels = _at(figures, self.told), f'{common},{_WORKER}="{part}"'
         if tally is None:
             return
         bounds = [*map(float, self.bounds), "+Inf"]
@@ -59,61 +71,119 @@ class WorkerHistogram:
         yield line(f"{full_name}_sum", labels, tally.total)
 
 
-def _of_load(read: Callable[[WorkerLoad], Values]) -> Callable[[Figures], Values]:
-    return lambda figures: () if figures.worker is None else read(figures.worker)
+def _at(figures: Figures, path: str) -> Any:
+    """Return the part of the figures at this path; None where they have none."""
+    found: Any = figures
+    for name in filter(None, path.split(".")):
+        found = None if found is None else getattr(found, name)
+    return found
 
 
-def _of_worker(read: Callable[[Figures], float]) -> Callable[[Figures], Values]:
-    return lambda figures: () if figures.worker is None else (("", read(figures)),)
+# --- Gauges and counters: each is a function of its name, and the docstring is its meaning
+
+PART_METRICS: list[PartMetric[Figures]] = []
 
 
-def _of_steps(read: Callable[[DecodeSteps], Values]) -> Callable[[Figures], Values]:
-    return lambda figures: () if figures.steps is None else read(figures.steps)
+def _metric(kind: str, of: str, told: str = "") -> Callable[[Callable[[Any], Values]], Callable[[Any], Values]]:
+    """Add a metric that is read from all figures, or from the part of them at this path, where they have it."""
+
+    def add(read: Callable[[Any], Values]) -> Callable[[Any], Values]:
+        def read_there(figures: Figures) -> Values:
+            return None if (found := _at(figures, told)) is None else read(found)
+
+        PART_METRICS.append(PartMetric(kind, read.__name__, str(read.__doc__), of, read_there))
+        return read
+
+    return add
 
 
-def _of_pool(read: Callable[[Figures], float]) -> Callable[[Figures], Values]:
-    return lambda figures: () if figures.usage is None else (("", read(figures)),)
+_gauge, _counter = partial(_metric, "gauge"), partial(_metric, "counter")
 
 
-def _by_class(counts: ByClass) -> Values:
+def _by_class(counts: ByClass) -> Iterable[tuple[str, float]]:
     return ('class="rt"', counts.rt), ('class="be"', counts.be)
 
 
-def _pages(figures: Figures) -> Values:
-    usage = {} if figures.usage is None else asdict(figures.usage)
-    return [(f'state="{state}"', pages) for state, pages in usage.items()]
+@_gauge(_POOL, "usage")
+def kv_pool_pages(usage: Usage) -> Values:
+    """Pages of the KV pool: held by requests of class rt, be or both (shared), idle, leased or free."""
+    return [(f'state="{state}"', pages) for state, pages in asdict(usage).items()]
 
 
-def _preempted(load: WorkerLoad) -> Values:
+@_counter(_POOL)
+def kv_pages_compressed_total(figures: Figures) -> Values:
+    """Pages of the KV pool that were compressed to int8."""
+    return None if figures.usage is None else figures.num_compressed
+
+
+@_counter(_POOL)
+def kv_pages_incompressible_total(figures: Figures) -> Values:
+    """Pages of the KV pool that could not be compressed to int8."""
+    return None if figures.usage is None else figures.num_incompressible
+
+
+@_gauge(_WORKER)
+def step_slowdown(figures: Figures) -> Values:
+    """How many times as long steps take as when the worker's profile was measured."""
+    return None if figures.worker is None else figures.slowdown
+
+
+@_gauge(_WORKER, "worker")
+def num_requests_running(load: WorkerLoad) -> Values:
+    """Requests in a worker's steps."""
+    return _by_class(load.running)
+
+
+@_gauge(_WORKER, "worker")
+def num_requests_waiting(load: WorkerLoad) -> Values:
+    """Requests that wait on a worker: for a place in its steps, or for their KV."""
+    return _by_class(load.waiting)
+
+
+@_gauge(_WORKER, "worker")
+def kv_cache_usage_perc(load: WorkerLoad) -> Values:
+    """Share of a device's KV cache in use; 1 is all of it."""
+    return load.used
+
+
+@_gauge(_WORKER, "worker")
+def slack_seconds(load: WorkerLoad) -> Values:
+    """Time until the next token of a worker's most urgent real-time request is due; below 0 it is late."""
+    return load.slack_s
+
+
+@_counter(_WORKER, "worker")
+def num_preemptions_total(load: WorkerLoad) -> Values:
+    """Requests that had to leave a worker's steps: why, and whether their KV was kept or lost."""
     for left in load.preempted:
         kv = "kept" if left.keeps_kv else "lost"
         yield f'class="{left.service.value}",cause="{left.cause.value}",kv="{kv}"', left.number
 
 
-def _open_at(figures: Figures) -> Values:
-    for service, stages in (("rt", figures.rt), ("be", figures.be)):
-        for stage, count in ({} if stages is None else asdict(stages)).items():
-            yield f'class="{service}",stage="{stage}"', count
+@_counter(_WORKER)
+def kv_copies_refused_total(figures: Figures) -> Values:
+    """Copies from the KV pool with a page that failed its check; its KV is computed again."""
+    return None if figures.worker is None else figures.num_refused
 
 
-def _replaced(figures: Figures) -> Values:
-    if figures.rt is None:
-        return
-    for reason, counts in (("returned", figures.returned), ("lost", figures.lost)):
-        yield from ((f'{service},reason="{reason}"', count) for service, count in _by_class(counts))
+@_counter(_WORKER)
+def kv_transfers_failed_total(figures: Figures) -> Values:
+    """Transfers of KV between workers that failed, as either end saw it; the KV is sent another way."""
+    return None if figures.worker is None else figures.num_failed_transfers
 
 
-def _failed_policies(figures: Figures) -> Values:
-    for failed in () if figures.process is None else figures.process.failed:
-        yield f'failure="{failed.how.value}",policy="{failed.kind.label}"', failed.number
-
-
-def _energy(figures: Figures) -> Values:
-    told = None if figures.process is None else figures.process.energy
-    if told is None:
-        return
+@_counter(_WORKER, "process.energy")
+def energy_joules_total(told: EnergyFigures) -> Values:
+    """Energy of a worker's devices, in steps and at rest: counted (nvml, rapl), or modelled."""
     for use, joules in (("steps", told.joules - told.rest_joules), ("rest", told.rest_joules)):
         yield f'{label("source", told.source)},use="{use}"', joules
+
+
+@_counter(PART, "process")
+def policy_failures_total(process: ProcessFigures) -> Values:
+    """Decisions that the default made, since a custom policy had failed."""
+    for failed in process.failed:
+        yield f'failure="{failed.how.value}",policy="{failed.kind.label}"', failed.number
 
 
 def _fallbacks(figures: Figures) -> Values:
@@ -121,170 +191,69 @@ def _fallbacks(figures: Figures) -> Values:
         yield label("what", fallback.what), 1
 
 
-_STEP_COUNTS: tuple[tuple[str, str, Callable[[DecodeSteps], Values]], ...] = (
+PART_METRICS.append(PartMetric("gauge", *FALLBACKS, PART, _fallbacks))
+
+
+@_counter(_WORKER, "steps")
+def decode_steps_total(steps: DecodeSteps) -> Values:
+    """Decode steps, by how many of the pool's batches had members in them."""
+    return [(f'batches="{num}"', count) for num, count in zip(("0", "1", "2+"), steps.by_batches, strict=True)]
+
+
+@_counter(_WORKER, "steps")
+def batch_switches_total(steps: DecodeSteps) -> Values:
+    """Batches of the pool that began to run on a decode worker."""
+    return steps.switches
+
+
+@_counter(_WORKER, "steps")
+def kv_prefetches_total(steps: DecodeSteps) -> Values:
+    """Requests whose KV a prefill worker fetched ahead of need: used, or wasted."""
+    return ('outcome="used"', steps.prefetched), ('outcome="wasted"', steps.in_vain)
+
+
+@_counter(_WORKER, "steps")
+def be_tokens_held_back_total(steps: DecodeSteps) -> Values:
+    """Tokens that best-effort requests with memory did not get in steps that had real-time requests."""
+    return steps.held_back
+
+
+@_gauge("")
+def router_rebuilt_seconds(figures: Figures) -> Values:
+    """Time from the router's last start until it knew all open requests and their places again."""
+    return figures.rebuilt_s
+
+
+@_gauge("")
+def num_requests_at(figures: Figures) -> Values:
+    """Open requests by their place: unplaced, with prefill workers, in the pool, with decode workers."""
+    for service, stages in (("rt", figures.rt), ("be", figures.be)):
+        for stage, count in ({} if stages is None else asdict(stages)).items():
+            yield f'class="{service}",stage="{stage}"', count
+
+
+@_counter("")
+def request_replacements_total(figures: Figures) -> Values:
+    """Times that an open request lost its place: its worker gave it back (returned), or the attempt was lost."""
+    for reason, counts in () if figures.rt is None else (("returned", figures.returned), ("lost", figures.lost)):
+        yield from ((f'{service},reason="{reason}"', count) for service, count in _by_class(counts))
+
+
+_HISTOGRAMS = (
+    ("iteration_tokens_total", "Tokens of a step.", STEP_TOKENS, "worker.step_tokens"),
+    ("iteration_time_seconds", "Time of a step.", STEP_S, "worker.step_s"),
+    ("iteration_time_ratio", "Time of a step over the time that its worker predicted.", RATIOS, "worker.step_ratio"),
     (
-        "decode_steps_total",
-        "Decode steps, by how many of the pool's batches had members in them.",
-        lambda steps: [(f'batches="{num}"', count) for num, count in zip(_BATCHES, steps.by_batches, strict=True)],
-    ),
-    (
-        "batch_switches_total",
-        "Batches of the pool that began to run on a decode worker.",
-        lambda steps: (("", steps.switches),),
-    ),
-    (
-        "kv_prefetches_total",
-        "Requests whose KV a prefill worker fetched ahead of need: used, or wasted.",
-        lambda steps: (('outcome="used"', steps.prefetched), ('outcome="wasted"', steps.in_vain)),
-    ),
-    (
-        "be_tokens_held_back_total",
-        "Tokens that best-effort requests with memory did not get in steps that had real-time requests.",
-        lambda steps: (("", steps.held_back),),
-    ),
-)
-
-PART_METRICS: tuple[PartMetric[Figures], ...] = (
-    PartMetric(
-        "gauge",
-        "kv_pool_pages",
-        "Pages of the KV pool: held by requests of class rt, be or both (shared), idle, leased or free.",
-        _POOL,
-        _pages,
-    ),
-    PartMetric(
-        "counter",
-        "kv_pages_compressed_total",
-        "Pages of the KV pool that were compressed to int8.",
-        _POOL,
-        _of_pool(lambda figures: figures.num_compressed),
-    ),
-    PartMetric(
-        "counter",
-        "kv_pages_incompressible_total",
-        "Pages of the KV pool that could not be compressed to int8.",
-        _POOL,
-        _of_pool(lambda figures: figures.num_incompressible),
-    ),
-    PartMetric(
-        "gauge",
-        "step_slowdown",
-        "How many times as long steps take as when the worker's profile was measured.",
-        _WORKER,
-        _of_worker(lambda figures: figures.slowdown),
-    ),
-    PartMetric(
-        "gauge",
-        "num_requests_running",
-        "Requests in a worker's steps.",
-        _WORKER,
-        _of_load(lambda load: _by_class(load.running)),
-    ),
-    PartMetric(
-        "gauge",
-        "num_requests_waiting",
-        "Requests that wait on a worker: for a place in its steps, or for their KV.",
-        _WORKER,
-        _of_load(lambda load: _by_class(load.waiting)),
-    ),
-    PartMetric(
-        "gauge",
-        "kv_cache_usage_perc",
-        "Share of a device's KV cache in use; 1 is all of it.",
-        _WORKER,
-        _of_load(lambda load: (("", load.used),)),
-    ),
-    PartMetric(
-        "gauge",
-        "slack_seconds",
-        "Time until the next token of a worker's most urgent real-time request is due; below 0 it is late.",
-        _WORKER,
-        _of_load(lambda load: () if load.slack_s is None else (("", load.slack_s),)),
-    ),
-    PartMetric(
-        "counter",
-        "num_preemptions_total",
-        "Requests that had to leave a worker's steps: why, and whether their KV was kept or lost.",
-        _WORKER,
-        _of_load(_preempted),
-    ),
-    PartMetric(
-        "counter",
-        "kv_copies_refused_total",
-        "Copies from the KV pool with a page that failed its check; its KV is computed again.",
-        _WORKER,
-        _of_worker(lambda figures: figures.num_refused),
-    ),
-    PartMetric(
-        "counter",
-        "kv_transfers_failed_total",
-        "Transfers of KV between workers that failed, as either end saw it; the KV is sent another way.",
-        _WORKER,
-        _of_worker(lambda figures: figures.num_failed_transfers),
-    ),
-    PartMetric(
-        "counter",
-        "energy_joules_total",
-        "Energy of a worker's devices, in steps and at rest: counted (nvml, rapl), or modelled.",
-        _WORKER,
-        _energy,
-    ),
-    PartMetric(
-        "counter",
-        "policy_failures_total",
-        "Decisions that the default made, since a custom policy had failed.",
-        PART,
-        _failed_policies,
-    ),
-    PartMetric("gauge", *FALLBACKS, PART, _fallbacks),
-    *(PartMetric("counter", name, about, _WORKER, _of_steps(read)) for name, about, read in _STEP_COUNTS),
-    PartMetric(
-        "gauge",
-        "router_rebuilt_seconds",
-        "Time from the router's last start until it knew all open requests and their places again.",
-        "",
-        lambda figures: () if figures.rebuilt_s is None else (("", figures.rebuilt_s),),
-    ),
-    PartMetric(
-        "gauge",
-        "num_requests_at",
-        "Open requests by their place: unplaced, with prefill workers, in the pool, with decode workers.",
-        "",
-        _open_at,
-    ),
-    PartMetric(
-        "counter",
-        "request_replacements_total",
-        "Times that an open request lost its place: its worker gave it back (returned), or the attempt was lost.",
-        "",
-        _replaced,
-    ),
-)
-
-
-def _tally(read: Callable[[WorkerLoad], Tally]) -> Callable[[Figures], Tally | None]:
-    return lambda figures: None if figures.worker is None else read(figures.worker)
-
-
-HISTOGRAMS = (
-    WorkerHistogram("iteration_tokens_total", "Tokens of a step.", STEP_TOKENS, _tally(lambda load: load.step_tokens)),
-    WorkerHistogram("iteration_time_seconds", "Time of a step.", STEP_S, _tally(lambda load: load.step_s)),
-    WorkerHistogram(
-        "iteration_time_ratio",
-        "Time of a step over the time that its worker predicted.",
-        RATIOS,
-        _tally(lambda load: load.step_ratio),
-    ),
-    WorkerHistogram(
         "generation_tokens_ratio",
         "Tokens of an output over the tokens that were predicted.",
         RATIOS,
-        _tally(lambda load: load.length_ratio),
+        "worker.length_ratio",
     ),
-    WorkerHistogram(
+    (
         "decode_step_spread_tokens",
         "Decode steps by the spread of their prefixes: tokens of the longest less the shortest.",
         SPREADS,
-        lambda figures: None if figures.steps is None else figures.steps.spread,
+        "steps.spread",
     ),
 )
+HISTOGRAMS = tuple(WorkerHistogram(*row) for row in _HISTOGRAMS)

@@ -7,48 +7,35 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from alignedserve.metrics.exposition import block, label, line
 from alignedserve.metrics.part_tables import PartMetric, Values
 from alignedserve.metrics.series import PART
-from alignedserve.protocol.figures import Garbage, GpuFigures, MachineFigures, ProcessFigures
+from alignedserve.protocol.figures import GpuFigures, MachineFigures, ProcessFigures
 
 # --- Processes
 
 
-def _by_generation(read: Callable[[Garbage], int]) -> Callable[[ProcessFigures], Values]:
-    return lambda told: [(f'generation="{age}"', read(found)) for age, found in enumerate(told.garbage)]
-
-
 def _version(told: ProcessFigures) -> Values:
-    return ((label("version", told.python), 1),) if told.python else ()
+    return ((label("version", told.python), 1),) if told.python else None
 
 
+def _of_garbage(field: str) -> Callable[[ProcessFigures], Values]:
+    return lambda told: [(f'generation="{age}"', getattr(found, field)) for age, found in enumerate(told.garbage)]
+
+
+_FREED, _KEPT = "Objects that the collector freed.", "Objects that the collector found unreachable and could not free."
+_STARTED = "When the process started, in seconds since 1970."
 _OF_PROCESSES: tuple[tuple[str, str, str, Callable[[ProcessFigures], Values]], ...] = (
-    ("counter", "process_cpu_seconds_total", "Processor time of the process.", lambda told: [("", told.cpu_s)]),
-    ("gauge", "process_resident_memory_bytes", "Memory of the process.", lambda told: [("", told.resident_bytes)]),
-    ("gauge", "process_open_fds", "Files that the process has open.", lambda told: [("", told.num_files)]),
-    (
-        "gauge",
-        "process_start_time_seconds",
-        "When the process started, in seconds since 1970.",
-        lambda told: [("", told.started_at)],
-    ),
+    ("counter", "process_cpu_seconds_total", "Processor time of the process.", lambda told: told.cpu_s),
+    ("gauge", "process_resident_memory_bytes", "Memory of the process.", lambda told: told.resident_bytes),
+    ("gauge", "process_open_fds", "Files that the process has open.", lambda told: told.num_files),
+    ("gauge", "process_start_time_seconds", _STARTED, lambda told: told.started_at),
     ("gauge", "python_info", "The version of Python that the process runs.", _version),
     (
         "counter",
         "python_gc_collections_total",
         "Runs of Python's collector of garbage, by generation.",
-        _by_generation(lambda garbage: garbage.collections),
+        _of_garbage("collections"),
     ),
-    (
-        "counter",
-        "python_gc_objects_collected_total",
-        "Objects that the collector freed.",
-        _by_generation(lambda garbage: garbage.collected),
-    ),
-    (
-        "counter",
-        "python_gc_objects_uncollectable_total",
-        "Objects that the collector found unreachable and could not free.",
-        _by_generation(lambda garbage: garbage.uncollectable),
-    ),
+    ("counter", "python_gc_objects_collected_total", _FREED, _of_garbage("collected")),
+    ("counter", "python_gc_objects_uncollectable_total", _KEPT, _of_garbage("uncollectable")),
 )
 
 
