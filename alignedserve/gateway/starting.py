@@ -124,7 +124,7 @@ class Starter:
         record, tab = record_of(http), tab_of(http)
         self.explaining.remember(tab.caller, record.client_id, record.id)
         record.service, record.prompt_tokens = promise.service, prompt_tokens
-        self._metrics.count_choices(promise.service, len(requests))
+        self._metrics.of[promise.service].choices.observe(len(requests))
         meter = BodyMeter(self._metrics, record, promise.tier, self.client.now, tab)
         return meter, partial(self._traces.follow, headers=http.headers, choices=len(requests), now=self.client.now)
 

@@ -120,11 +120,11 @@ class Answering:
             has_limit = body.most_tokens is not None
             tab.hold_logprobs(requests, has_limit)
             requests = tab.pay(requests, prompt_tokens, has_limit)
-            self.metrics.count_choices(ServiceClass.BE, choices)
+            self.metrics.of[ServiceClass.BE].choices.observe(choices)
             at_once = tab.hold_up_to(min(choices, LINE_AT_ONCE))
             runs = (partial(self._run, body, request, choices, on_running, tab) for request in requests)
             pieces = await all_of((partial(self._in_place, run) for run in runs), at_once)
-        self.metrics.count_longest_choice(ServiceClass.BE, max(len(piece.tokens) for piece in pieces))
+        self.metrics.of[ServiceClass.BE].longest_choice.observe(max(len(piece.tokens) for piece in pieces))
         return await self.threads.do(lambda: shape(requests, pieces))
 
     async def _embed(self, line: LineRequest) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class Answering:
         with self._paying(line) as tab:
             body, requests = await self.threads.do(make)
             tab.pay(requests, sum(len(request.prompt) for request in requests), has_limit=True)
-            self.metrics.count_choices(ServiceClass.BE, len(requests))
+            self.metrics.of[ServiceClass.BE].choices.observe(len(requests))
             at_once = tab.hold_up_to(min(len(requests), LINE_AT_ONCE))
             runs = (partial(self._read_vector, request, len(requests), tab.caller.id) for request in requests)
             read = await all_of((partial(self._in_place, run) for run in runs), at_once)

@@ -58,23 +58,23 @@ class RequestMeter:
         self.finish = ABORT  # until it has another
 
     def __enter__(self) -> RequestMeter:
-        self._metrics.opened(self._request.service)
+        self._metrics.open.of(self._request.service.value).inc()
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
         service = self._request.service
-        self._metrics.closed(service)
+        self._metrics.open.of(service.value).dec()
         if isinstance(error, Overloaded):
-            self._metrics.count_rejected(service, error.reason.value)
+            self._metrics.rejected.of(error.reason.value, service.value).inc()
             named = self._request.id, service, self._tier, self._now()
             self._metrics.log.refuse(RefusedRequest(*named, error.reason.value, error.why, self._key))
             self._count_outcome(REFUSED)
         elif isinstance(error, Exception):
-            self._metrics.count_end(service, FAILED)
+            self._metrics.succeeded.of(FAILED, service.value).inc()
             self._metrics.log.end(self._ended(self._times(), FAILED))
             self._count_outcome(FAILED)
         else:
-            self._metrics.count_end(service, self.finish)
+            self._metrics.succeeded.of(self.finish, service.value).inc()
             if self.finish in ("stop", "length"):
                 self._count_times()
                 self._count_promise()
@@ -137,7 +137,7 @@ class RequestMeter:
         request, times = self._request, self._times()
         kept = request.slo.outcomes(request.service, times)
         for deadline, is_kept in kept.items():
-            self._metrics.count_outcome(DeadlineOutcome(request.service, deadline.value, self._tier, is_kept))
+            self._metrics.window.count(DeadlineOutcome(request.service, deadline.value, self._tier, is_kept))
         missed = next((deadline.value for deadline, is_kept in kept.items() if not is_kept), "")
         self._count_outcome(missed)
         self._metrics.log.end(self._ended(times, missed))
@@ -146,10 +146,10 @@ class RequestMeter:
         """Count whether the request got all that was promised, or the first miss."""
         service = self._request.service
         if missed:
-            self._metrics.count_missed(service, missed)
+            self._metrics.missed.of(missed, service.value).inc()
         else:
             self._of.attained.inc()
-        self._metrics.count_outcome(DeadlineOutcome(service, ALL, self._tier, not missed))
+        self._metrics.window.count(DeadlineOutcome(service, ALL, self._tier, not missed))
 
     def _times(self) -> TokenTimes:
         """Return the times until now. Tokens that are written together have no gap between them."""

@@ -171,28 +171,28 @@ class RequestMetrics:
         """`knows_key` returns whether a key of this name counts."""
         self._part, self.series = part, Series(model, prefix, part)
         counter = self.series.counter
-        self._succeeded = counter("request_success", "Requests that ended.", "finished_reason", "class")
-        self._rejected = counter("admission_rejections", "Requests that were not admitted.", "reason", "class")
-        self._missed = counter(
+        self.succeeded = counter("request_success", "Requests that ended.", "finished_reason", "class")
+        self.rejected = counter("admission_rejections", "Requests that were not admitted.", "reason", "class")
+        self.missed = counter(
             "slo_missed", "Requests that did not get all that was promised, by what they missed first.", "why", "class"
         )
-        self._http_errors = counter("http_errors", "Answers with a status of 400 or more.", "status")
+        self.http_errors = counter("http_errors", "Answers with a status of 400 or more.", "status")
         device_s = "Time of workers that requests used: their shares of the steps that they were in."
         self._device_s = counter("request_device_seconds", device_s, "class", "key")
         self._joules = counter("request_energy_joules", "Energy that requests used in these steps.", "class", "key")
         self._price = counter("request_price", "Price of this time and energy, where prices are set.", "class", "key")
         self._prices = Prices() if prices is None else prices
-        self._open = self.series.gauge("num_requests_open", "Requests that have not ended.", "class")
+        self.open = self.series.gauge("num_requests_open", "Requests that have not ended.", "class")
         self._fallbacks = self.series.gauge(*FALLBACKS, "what")
         self._knows_key = knows_key
         self._gone_at: dict[str, float] = {}  # when each key that has series was found to be unknown; else infinity
-        self._now, self._window = now, AttainmentWindow(self.series, now)
+        self._now, self.window = now, AttainmentWindow(self.series, now)
         self.log = RequestLog()  # for the live page
         self.of = self._by_class()
         for service in ServiceClass:  # make the series now, so that it has no gap before its first event
-            self._open.of(service.value)
+            self.open.of(service.value)
             for why in (REFUSED, FAILED, *(deadline.value for deadline in DEADLINES[service])):
-                self._missed.of(why, service.value)
+                self.missed.of(why, service.value)
 
     def _by_class(self) -> dict[ServiceClass, ClassMetrics]:
         made: dict[str, MetricFamily[Any]] = {
@@ -218,24 +218,6 @@ class RequestMetrics:
         """Return the same as one text; the event loop goes on meanwhile."""
         return "".join(await in_turns(self.blocks())).encode()
 
-    def opened(self, service: ServiceClass) -> None:
-        self._open.of(service.value).inc()
-
-    def closed(self, service: ServiceClass) -> None:
-        self._open.of(service.value).dec()
-
-    def count_choices(self, service: ServiceClass, choices: int) -> None:
-        """Count the choices that a body asks for."""
-        self.of[service].choices.observe(choices)
-
-    def count_longest_choice(self, service: ServiceClass, tokens: int) -> None:
-        """Count the longest output among the choices of a body, after all have ended."""
-        self.of[service].longest_choice.observe(tokens)
-
-    def count_end(self, service: ServiceClass, finish: str) -> None:
-        """Count a request that ended as asked, or with the client gone (abort)."""
-        self._succeeded.of(finish, service.value).inc()
-
     def count_use(self, service: ServiceClass, key: str, spent: Spent) -> float:
         """Count what requests of a key have used, and return the price of it; 0 without prices."""
         self._gone_at.setdefault(key, inf)
@@ -256,16 +238,3 @@ class RequestMetrics:
             for service in ServiceClass:
                 for family in (self._device_s, self._joules, self._price):
                     family.forget(service.value, key)
-
-    def count_rejected(self, service: ServiceClass, reason: str) -> None:
-        self._rejected.of(reason, service.value).inc()
-
-    def count_missed(self, service: ServiceClass, why: str) -> None:
-        """Count a request that was refused, failed, or missed a deadline."""
-        self._missed.of(why, service.value).inc()
-
-    def count_outcome(self, outcome: DeadlineOutcome) -> None:
-        self._window.count(outcome)
-
-    def count_http_error(self, status: int) -> None:
-        self._http_errors.of(str(status)).inc()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from alignedserve.core import ServiceClass
 from alignedserve.gateway.http.scraping import Scrapes
 from alignedserve.metrics.parts import PartMetrics
 from alignedserve.metrics.requests import RequestMetrics
@@ -42,12 +41,12 @@ def test_a_scrape_shows_all_that_was_counted_before_it_asked() -> None:
         owners, shown = Owners(), list[float]()
         scrapes = Scrapes(PartMetrics(), owners.ask_all)
         for _ in range(3):
-            owners.metrics.count_rejected(ServiceClass.RT, "queue_full")
+            owners.metrics.rejected.of("queue_full", "rt").inc()
             shown.append(rejected(await scrapes.text()))
         early = asyncio.create_task(scrapes.text())
         while owners.num_asked < 4:
             await asyncio.sleep(0)  # until its text is being written
-        owners.metrics.count_rejected(ServiceClass.RT, "queue_full")
+        owners.metrics.rejected.of("queue_full", "rt").inc()
         late = await scrapes.text()
         await early
         return [*shown, rejected(late)]

@@ -37,11 +37,11 @@ def exposed(prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE) -> str:
     """Return a deployment's metrics, with a series for each of them."""
     requests = RequestMetrics("demo", prefix, prices=Prices(second=1.0))
     for service in ServiceClass:
-        requests.count_end(service, FinishReason.STOP.value)
+        requests.succeeded.of(FinishReason.STOP.value, service.value).inc()
         requests.count_use(service, "acme", Spent(1.0, 1.0))
-        requests.count_rejected(service, Rejection.LATE.value)
-        requests.count_outcome(DeadlineOutcome(service, ALL, "default", is_kept=True))
-    requests.count_http_error(503)
+        requests.rejected.of(Rejection.LATE.value, service.value).inc()
+        requests.window.count(DeadlineOutcome(service, ALL, "default", is_kept=True))
+    requests.http_errors.of("503").inc()
     jobs = {JobStatus.IN_PROGRESS: 1}
     figures = JobFigures(jobs, jobs, 1, 1, {LineFate.COMPLETED: 1}, 0, 60.0)
     JobCollector(requests.series, lambda: figures)

@@ -13,7 +13,7 @@ from tests.exposition import value
 def test_owners_are_merged_family_by_family() -> None:
     owners = [RequestMetrics("demo", part=f"gateway-{number}") for number in range(2)]
     for number, owner in enumerate(owners):
-        owner.count_rejected(ServiceClass.RT, "queue_full")
+        owner.rejected.of("queue_full", "rt").inc()
         owner.of[ServiceClass.RT].ttft.observe(number)
     texts = ["".join(owner.blocks()) for owner in owners]
     shown = merge(block for text in texts for block in split(text))

@@ -109,7 +109,7 @@ class RequestMiddleware:
                 tab.close(is_refused=record.error in REFUSALS and not record.output_tokens)
             if record.path not in PROBES:
                 if record.error is not None:
-                    self._metrics.count_http_error(record.error)
+                    self._metrics.http_errors.of(str(record.error)).inc()
                 routes = (route for route in scope["app"].routes if route.matches(scope)[0] is not Match.NONE)
                 route = scope.get("route") or next(routes, None)  # a refused request has come to no route yet
                 record.route = getattr(route, "path", None)

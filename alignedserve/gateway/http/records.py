@@ -130,7 +130,7 @@ class BodyMeter:
         self._tab.settle()
         if self._record.service is not None:
             longest = max(meter.num_output for meter in self._meters.values())
-            self._metrics.count_longest_choice(self._record.service, longest)
+            self._metrics.of[self._record.service].longest_choice.observe(longest)
 
     def finish(self, finish: str) -> None:
         """Note how the body's answer ends."""
