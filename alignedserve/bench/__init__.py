@@ -10,7 +10,7 @@ drawing.py      draws curves in SVG
 figures.py      the figures of a run, by class
 job.py          best-effort requests as the lines of a batch job
 page.py         draws runs as one page of HTML
-player.py       plays a load: gives the core its events, and does what the core orders
+player.py       plays a load: tells the core what has happened, and does what the core orders
 report.py       runs as a table, as CSV, and as JSON from which all figures follow
 wording.py      writes the prompts of a workload as token ids or as messages
 """

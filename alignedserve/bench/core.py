@@ -1,21 +1,22 @@
 """The core of a load test: it says which request is asked next, and records what came of each.
 
-    Begin ──▶ Wake(RequestDue) ──▶ AskServer ──▶ Answered ──▶ the record of the request, and what follows it
+    begin ──▶ Wake ──▶ AskServer ──▶ end ──▶ the record of the request, and what follows it
 
-Times are seconds since the test began. `handle` hears an event and returns orders, as every core does; the workload's
-own core (loads/workload/load.py) says which requests follow.
+Times are seconds since the test began. Each method returns orders; the workload's own core (loads/workload/load.py)
+says which requests follow.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from alignedserve.bench.answer import AskFailure, Counted, StreamedAnswer
-from alignedserve.bench.wording import Wording, visit_of
+from alignedserve.bench.wording import AnyWording, visit_of
 from alignedserve.core import Request, ServiceClass
 from alignedserve.loads.figures.request_figures import keeps_all, ttft_s
 from alignedserve.loads.records.distribution import percentile, ratio
@@ -26,46 +27,13 @@ _LATE_S = 0.05  # by which a request may be asked too late without a note
 _LAST = 100  # latest requests; the line of progress shows their median
 
 
-# --- What the core hears
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """The test begins."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestDue:
-    """The time of a request has come."""
-
-    request: str
-
-
-@dataclass(frozen=True, slots=True)
-class OutOfPatience:
-    """The client of a request waits no longer."""
-
-    request: str
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """A request has ended, well or not."""
-
-    request: str
-    answer: StreamedAnswer
-
-
-Event: TypeAlias = Begin | RequestDue | OutOfPatience | Answered
-
-
 # --- What it orders
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
     at: float
-    event: RequestDue | OutOfPatience
+    then: Callable[[float], list[Command]]  # what is to be asked at that time
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +126,7 @@ class LoadProgress:
 class LoadTest:
     """A load on one server."""
 
-    def __init__(self, load: Load, wording: Wording, dialect: Dialect) -> None:
+    def __init__(self, load: Load, wording: AnyWording, dialect: Dialect) -> None:
         self._load, self._wording, self._dialect = load, wording, dialect
         self.failures: dict[str, list[AskFailure]] = {}  # by kind
         self.num_cached = 0  # tokens of prompts that the server did not compute
@@ -168,16 +136,8 @@ class LoadTest:
         self._num_kept = 0  # of them, those that kept every promise
         self._latest_s = 0.0  # the longest time by which a request was asked too late
 
-    def handle(self, event: Event, now: float) -> list[Command]:
-        match event:
-            case Begin():
-                return self._expect(self._load.start(now))
-            case RequestDue(request):
-                return self._ask(self._open[request], now)
-            case OutOfPatience(request):
-                return self._leave(request, now)
-            case Answered(request, answer):
-                return self._end(request, answer, now)
+    def begin(self, now: float) -> list[Command]:
+        return self._expect(self._load.start(now))
 
     @property
     def is_over(self) -> bool:
@@ -190,26 +150,27 @@ class LoadTest:
         request = arrival.request
         record = RequestRecord(request.id, request.service, request.slo, request.arrival_at, len(request.prompt))
         self._open[request.id] = _Open(arrival, record)
-        return Wake(request.arrival_at, RequestDue(request.id))
+        return Wake(request.arrival_at, partial(self._ask, self._open[request.id]))
 
     def _ask(self, asked: _Open, now: float) -> list[Command]:
         request, record = asked.arrival.request, asked.record
         self._latest_s = max(self._latest_s, now - record.arrival_at)
         record.arrival_at, asked.is_asked = now, True
-        prompt = self._wording.prompt(request)
-        commands: list[Command] = [AskServer(request.id, prompt.path, self._dialect.body(asked.arrival, prompt.fields))]
+        path, fields = self._wording.prompt(request)
+        commands: list[Command] = [AskServer(request.id, path, self._dialect.body(asked.arrival, fields))]
         if asked.arrival.leaves_after_s is not None:
-            commands.append(Wake(now + asked.arrival.leaves_after_s, OutOfPatience(request.id)))
+            commands.append(Wake(now + asked.arrival.leaves_after_s, partial(self._leave, request.id)))
         return commands + self._expect(self._load.arrived(request.id))
 
-    def _leave(self, request: str, now: float) -> list[Command]:
+    def _leave(self, request: str, _now: float) -> list[Command]:
         """Hang up; what was answered until then is heard as the request's end."""
         if request not in self._open:
             return []
         self._open[request].record.outcome = RequestOutcome.LEFT
         return [HangUp(request)]
 
-    def _end(self, request: str, answer: StreamedAnswer, now: float) -> list[Command]:
+    def end(self, request: str, answer: StreamedAnswer, now: float) -> list[Command]:
+        """Hear how a request was answered, well or not."""
         asked = self._open.pop(request)
         self._note(asked.record, answer)
         is_whole = asked.record.outcome is RequestOutcome.FINISHED

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from alignedserve.bench.core import Dialect
-from alignedserve.bench.wording import Wording
+from alignedserve.bench.wording import AnyWording
 from alignedserve.core import ServiceClass
 from alignedserve.loads.records.records import RequestOutcome, RequestRecord, RunRecord
 from alignedserve.loads.workload import Arrival, Mixture, arrivals
@@ -41,22 +41,22 @@ def lines_of(workload: Mixture, seed: int) -> list[Arrival]:
     return list(arrivals(every, ["bench"], seed, 0.0))
 
 
-def file_of(lines: Sequence[Arrival], wording: Wording, dialect: Dialect) -> str:
+def file_of(lines: Sequence[Arrival], wording: AnyWording, dialect: Dialect) -> str:
     """Return the file of a job with these lines."""
     return "".join(json.dumps(_line(arrival, wording, dialect)) + "\n" for arrival in lines)
 
 
-def _line(arrival: Arrival, wording: Wording, dialect: Dialect) -> dict[str, object]:
-    prompt = wording.prompt(arrival.request)
+def _line(arrival: Arrival, wording: AnyWording, dialect: Dialect) -> dict[str, object]:
+    path, fields = wording.prompt(arrival.request)
     wording.forget(arrival.request.id)
-    body = dialect.body(arrival, prompt.fields)
+    body = dialect.body(arrival, fields)
     for name in ("stream", "stream_options", "service_tier", "slo", "return_token_ids"):
         body.pop(name, None)
-    return {"custom_id": arrival.request.id, "method": "POST", "url": f"/v1{prompt.path}", "body": body}
+    return {"custom_id": arrival.request.id, "method": "POST", "url": f"/v1{path}", "body": body}
 
 
-def endpoint_of(lines: Sequence[Arrival], wording: Wording) -> str:
-    path = wording.prompt(lines[0].request).path
+def endpoint_of(lines: Sequence[Arrival], wording: AnyWording) -> str:
+    path, _ = wording.prompt(lines[0].request)
     wording.forget(lines[0].request.id)
     return f"/v1{path}"
 

@@ -1,15 +1,16 @@
-"""Plays a load test: gives the core its events at their time, and does what the core orders."""
+"""Plays a load test: tells the core what has happened, and does what the core orders."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 
 import msgspec
 
 from alignedserve.bench.connections import Address, Connections
-from alignedserve.bench.core import Answered, AskServer, Begin, Command, Event, HangUp, LoadProgress, LoadTest, Wake
+from alignedserve.bench.core import AskServer, Command, HangUp, LoadProgress, LoadTest, Wake
 
 CONNECT_S = 10.0
 _LOOK_S = 0.25  # between two looks at the progress, and at requests that are silent
@@ -34,7 +35,7 @@ class Player:
     async def play(self) -> None:
         self._began_at = perf_counter()
         looks = asyncio.create_task(self._look())
-        self._hear(Begin())
+        self._hear(self._test.begin)
         await self._over.wait()
         self._connections.close()
         for task in (looks, *self._tasks):
@@ -46,18 +47,18 @@ class Player:
     def stop(self) -> None:
         self._over.set()
 
-    def _hear(self, event: Event) -> None:
+    def _hear(self, event: Callable[[float], list[Command]]) -> None:
         if self._over.is_set():
             return
-        for command in self._test.handle(event, self._now()):
+        for command in event(self._now()):
             self._perform(command)
         if self._test.is_over:
             self._over.set()
 
     def _perform(self, command: Command) -> None:
         match command:
-            case Wake(at, event):
-                asyncio.get_running_loop().call_later(max(0.0, at - self._now()), self._hear, event)
+            case Wake(at, then):
+                asyncio.get_running_loop().call_later(max(0.0, at - self._now()), self._hear, then)
             case AskServer():
                 task = asyncio.create_task(self._ask(command))
                 self._tasks.add(task)
@@ -67,7 +68,7 @@ class Player:
 
     async def _ask(self, asked: AskServer) -> None:
         answer = await self._connections.ask(asked.request, asked.path, msgspec.json.encode(asked.body))
-        self._hear(Answered(asked.request, answer))
+        self._hear(partial(self._test.end, asked.request, answer))
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

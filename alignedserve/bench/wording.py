@@ -8,10 +8,10 @@ answer, so that a server that keeps KV finds the KV again.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 from alignedserve.bench.answer import StreamedAnswer
 from alignedserve.core import Request
@@ -31,91 +31,73 @@ _WORDS = (
 ).split()
 
 
-@dataclass(frozen=True)
-class Prompt:
-    path: str  # of the API
-    fields: dict[str, Any]  # of the body
-
-
 def visit_of(request: str) -> str:
     """Return the visit that a request is a turn of: requests are NAME-NUMBER, and NAME-NUMBER.TURN."""
     return request.partition(".")[0]
 
 
-@dataclass(frozen=True)
-class _Said:
-    """The conversation so far."""
-
-    num_tokens: int = 0  # of the workload
-    words: Sequence[Any] = ()  # token ids, or messages
-
-
 class Wording(ABC):
     """Writes prompts, and keeps what was said in conversations that go on."""
 
+    path = "/chat/completions"  # of the API
+    field = "messages"  # of the body, which has the words
+
     def __init__(self) -> None:
-        self._said: dict[str, _Said] = {}  # by visit
+        self._said: dict[str, tuple[int, list[Any]]] = {}  # visit -> tokens of the workload, and their words
 
     @abstractmethod
-    def prompt(self, request: Request) -> Prompt: ...
+    def new(self, request: Request, num_said: int) -> Iterable[Any]:
+        """Return the words of the next turn; `num_said` tokens of the workload were said before."""
 
     @abstractmethod
-    def heard(self, request: Request, answer: StreamedAnswer) -> tuple[int, ...]:
-        """Return the tokens of the answer, as the workload takes them for the next turn."""
-
-    def forget(self, visit: str) -> None:
-        """Forget a conversation that has ended."""
-        self._said.pop(visit, None)
-
-    def _before(self, request: Request) -> _Said:
-        return self._said.get(visit_of(request.id), _Said())
-
-    def _keep(self, request: Request, num_tokens: int, words: Sequence[Any]) -> None:
-        self._said[visit_of(request.id)] = _Said(num_tokens, words)
-
-
-class IdWording(Wording):
-    """Prompts as token ids, for /completions: as long as the workload says, to the token."""
-
-    def __init__(self, draw: Random) -> None:
-        super().__init__()
-        self._ids = draw.sample(range(_FIRST_ID, _FIRST_ID + VOCABULARY), VOCABULARY)
-
-    def prompt(self, request: Request) -> Prompt:
-        said = self._before(request)
-        ids = [*said.words, *map(self._ids.__getitem__, request.prompt[said.num_tokens :])]
-        self._keep(request, len(request.prompt), ids)
-        return Prompt("/completions", {"prompt": ids})
-
-    def heard(self, request: Request, answer: StreamedAnswer) -> tuple[int, ...]:
-        tokens = answer.ids or tuple(self._ids[: len(answer.token_at)])  # some tokens, where they are not told
-        said = self._before(request)
-        self._keep(request, said.num_tokens + len(tokens), [*said.words, *tokens])
-        return tokens
-
-
-class MessageWording(Wording):
-    """Prompts as messages, for /chat/completions."""
-
-    @abstractmethod
-    def new(self, request: Request, num_said: int) -> list[Message]:
-        """Return the messages of the next turn; `num_said` tokens of the workload were said before."""
+    def answered(self, answer: StreamedAnswer) -> tuple[tuple[int, ...], Sequence[Any]]:
+        """Return the tokens of an answer, as the workload takes them for the next turn, and its words."""
 
     def more(self, request: Request) -> dict[str, Any]:
         """Return other fields of the body."""
         return {}
 
-    def prompt(self, request: Request) -> Prompt:
-        said = self._before(request)
-        messages = [*said.words, *map(asdict, self.new(request, said.num_tokens))]
-        self._keep(request, len(request.prompt), messages)
-        return Prompt("/chat/completions", {"messages": messages, **self.more(request)})
+    def prompt(self, request: Request) -> tuple[str, dict[str, Any]]:
+        """Return the path of the API that takes the prompt, and the fields of the body."""
+        num_said, words = self._said.get(visit_of(request.id), (0, []))
+        words = [*words, *self.new(request, num_said)]
+        self._said[visit_of(request.id)] = len(request.prompt), words
+        return self.path, {self.field: words, **self.more(request)}
 
     def heard(self, request: Request, answer: StreamedAnswer) -> tuple[int, ...]:
-        tokens = tuple(range(1, 1 + len(answer.token_at)))
-        said = self._before(request)
-        self._keep(request, said.num_tokens + len(tokens), [*said.words, asdict(Message("assistant", answer.text))])
+        """Keep the answer for the next turn, and return its tokens."""
+        tokens, words = self.answered(answer)
+        num_said, before = self._said[visit_of(request.id)]
+        self._said[visit_of(request.id)] = num_said + len(tokens), [*before, *words]
         return tokens
+
+    def forget(self, visit: str) -> None:
+        """Forget a conversation that has ended."""
+        self._said.pop(visit, None)
+
+
+class IdWording(Wording):
+    """Prompts as token ids: as long as the workload says, to the token."""
+
+    path, field = "/completions", "prompt"
+
+    def __init__(self, draw: Random) -> None:
+        super().__init__()
+        self._ids = draw.sample(range(_FIRST_ID, _FIRST_ID + VOCABULARY), VOCABULARY)
+
+    def new(self, request: Request, num_said: int) -> Iterable[int]:
+        return map(self._ids.__getitem__, request.prompt[num_said:])
+
+    def answered(self, answer: StreamedAnswer) -> tuple[tuple[int, ...], Sequence[int]]:
+        tokens = answer.ids or tuple(self._ids[: len(answer.token_at)])  # some tokens, where they are not told
+        return tokens, tokens
+
+
+class MessageWording(Wording):
+    """Prompts as messages."""
+
+    def answered(self, answer: StreamedAnswer) -> tuple[tuple[int, ...], Sequence[dict[str, Any]]]:
+        return tuple(range(1, 1 + len(answer.token_at))), [asdict(Message("assistant", answer.text))]
 
 
 class WordWording(MessageWording):
@@ -125,8 +107,8 @@ class WordWording(MessageWording):
         super().__init__()
         self._words = draw.choices(_WORDS, k=VOCABULARY)
 
-    def new(self, request: Request, num_said: int) -> list[Message]:
-        return [Message("user", " ".join(map(self._words.__getitem__, request.prompt[num_said:])))]
+    def new(self, request: Request, num_said: int) -> Iterable[dict[str, Any]]:
+        return [asdict(Message("user", " ".join(map(self._words.__getitem__, request.prompt[num_said:]))))]
 
 
 class ChatWording(MessageWording):
@@ -136,27 +118,23 @@ class ChatWording(MessageWording):
         super().__init__()
         self._chats = chats
 
-    def new(self, request: Request, num_said: int) -> list[Message]:
+    def new(self, request: Request, num_said: int) -> Iterable[dict[str, Any]]:
         visit, _, turn = request.id.partition(".")
-        chat = self._chats.chat(int(visit.rpartition("-")[2]))
-        return list(chat.turns[int(turn or 0)])
+        return map(asdict, self._chats.chat(int(visit.rpartition("-")[2])).turns[int(turn or 0)])
 
     def more(self, request: Request) -> dict[str, Any]:
         return {"max_tokens": request.max_tokens, "ignore_eos": False}
 
 
-class StreamWordings(Wording):
+class StreamWordings:
     """A wording for each stream: chats from files keep their words, all other streams share one wording."""
 
     def __init__(self, workload: Mixture, usual: Wording) -> None:
-        super().__init__()
         sources = {stream.name: stream.lengths for stream in workload.streams}
-        self._of_streams: dict[str, Wording] = {
-            name: ChatWording(lengths) for name, lengths in sources.items() if isinstance(lengths, ChatLengths)
-        }
-        self._usual = usual
+        chats = {name: lengths for name, lengths in sources.items() if isinstance(lengths, ChatLengths)}
+        self._of_streams, self._usual = {name: ChatWording(lengths) for name, lengths in chats.items()}, usual
 
-    def prompt(self, request: Request) -> Prompt:
+    def prompt(self, request: Request) -> tuple[str, dict[str, Any]]:
         return self._of(request.id).prompt(request)
 
     def heard(self, request: Request, answer: StreamedAnswer) -> tuple[int, ...]:
@@ -167,3 +145,6 @@ class StreamWordings(Wording):
 
     def _of(self, request: str) -> Wording:
         return self._of_streams.get(visit_of(request).rpartition("-")[0], self._usual)
+
+
+AnyWording: TypeAlias = Wording | StreamWordings

@@ -40,7 +40,7 @@ from random import Random
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from alignedserve.bench.wording import IdWording, Prompt
+from alignedserve.bench.wording import IdWording
 from alignedserve.core import Request, ServiceClass
 from alignedserve.cost import profile as cost_profile
 from alignedserve.cost.model import Uncertainty
@@ -147,9 +147,8 @@ class PriorityWording(IdWording):
         super().__init__(Random())  # without a seed: no run finds prompts of an earlier run
         self._more = {} if priority is None else {"priority": priority}
 
-    def prompt(self, request: Request) -> Prompt:
-        found = super().prompt(request)
-        return replace(found, fields=found.fields | self._more) if request.service is ServiceClass.BE else found
+    def more(self, request: Request) -> dict[str, int]:
+        return self._more if request.service is ServiceClass.BE else {}
 
 
 def play_on(url: str, priority: int | None, workload: str) -> list[RunRecord]:

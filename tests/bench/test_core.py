@@ -5,23 +5,21 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from random import Random
+from typing import TypeAlias
 
 import pytest
 
 from alignedserve.bench.answer import AskFailure, Counted, StreamedAnswer
 from alignedserve.bench.core import (
     FIELDS,
-    Answered,
     AskServer,
-    Begin,
     Command,
     Dialect,
-    Event,
     HangUp,
     LoadTest,
-    OutOfPatience,
     Wake,
 )
 from alignedserve.bench.wording import IdWording, Wording, WordWording
@@ -30,6 +28,7 @@ from alignedserve.loads.records.records import RequestOutcome, RunRecord
 from alignedserve.loads.workload import Load
 from alignedserve.loads.workload.spec import read_workload
 
+Event: TypeAlias = Callable[[float], list[Command]]
 TTFT_S, TBT_S = 0.2, 0.05
 BUSY = AskFailure(RequestOutcome.REFUSED, "429", "too many", 429)
 
@@ -46,38 +45,34 @@ class Server:
 
     def __init__(self, test: LoadTest, failure: Callable[[AskServer], AskFailure | None] = lambda _: None) -> None:
         self._test, self._failure = test, failure
-        self._agenda: list[tuple[float, int, Event]] = [(0.0, 0, Begin())]
+        self._agenda: list[tuple[float, int, str, Event]] = [(0.0, 0, "", test.begin)]  # of a request that is answered
         self._serial = count(1)
         self.asked: list[tuple[float, AskServer]] = []
 
     def run(self, until: float = 1e9) -> RunRecord:
         while self._agenda and self._agenda[0][0] <= until:
-            now, _, event = heapq.heappop(self._agenda)
-            for command in self._test.handle(event, now):
+            now, _, _, event = heapq.heappop(self._agenda)
+            for command in event(now):
                 self._perform(command, now)
         return self._test.record()
 
     def _perform(self, command: Command, now: float) -> None:
         match command:
-            case Wake(at, event):
-                self._add(max(at, now), event)
+            case Wake(at, then):
+                self._add(max(at, now), then)
             case AskServer(request, _, body):
                 self.asked.append((now, command))
                 failure = self._failure(command)
                 given = answer(now, 0 if failure else body["max_tokens"], failure)
-                self._add(given.ended_at, Answered(request, given))
+                self._add(given.ended_at, partial(self._test.end, request, given), request)
             case HangUp(request):
-                self._agenda = [item for item in self._agenda if item[2] not in self._answers(request)]
+                self._agenda = [item for item in self._agenda if item[2] != request]
                 heapq.heapify(self._agenda)
                 broke = AskFailure(RequestOutcome.BROKEN, "the answer broke off", "its client left")
-                self._add(now, Answered(request, answer(now - TTFT_S, 1, broke)))
+                self._add(now, partial(self._test.end, request, answer(now - TTFT_S, 1, broke)), request)
 
-    def _answers(self, request: str) -> list[Event]:
-        events = (event for _, _, event in self._agenda)
-        return [event for event in events if isinstance(event, Answered) and event.request == request]
-
-    def _add(self, at: float, event: Event) -> None:
-        heapq.heappush(self._agenda, (at, next(self._serial), event))
+    def _add(self, at: float, event: Event, request: str = "") -> None:
+        heapq.heappush(self._agenda, (at, next(self._serial), request, event))
 
 
 def load_test(workload: str, wording: Wording | None = None, refused: frozenset[str] = frozenset()) -> LoadTest:
@@ -166,7 +161,14 @@ def test_a_client_without_patience_leaves_with_what_it_got() -> None:
     assert len(request.token_at) == 1
     assert test.failures == {}
     assert test.is_over
-    assert test.handle(OutOfPatience(request.id), 99.0) == [], "it has left already"
+
+
+def test_a_client_whose_request_has_ended_does_not_leave() -> None:
+    test = load_test("sizes:prompt=9,output=2,num_requests=1,rate=1,leaving_share=1,patience_s=1000")
+    server = Server(test)
+    (request,) = server.run().requests
+    assert request.outcome is RequestOutcome.FINISHED
+    assert len(server.asked) == 1
 
 
 def test_what_is_open_when_a_test_is_interrupted_is_left_out() -> None:
@@ -177,11 +179,11 @@ def test_what_is_open_when_a_test_is_interrupted_is_left_out() -> None:
 
 def test_a_client_that_is_too_slow_is_told() -> None:
     test = load_test("sizes:prompt=9,output=1,rate=1,cv=0,num_requests=1")
-    (wake,) = test.handle(Begin(), 0.0)
+    (wake,) = test.begin(0.0)
     assert isinstance(wake, Wake)
-    (ask,) = test.handle(wake.event, wake.at + 0.3)
+    (ask,) = wake.then(wake.at + 0.3)
     assert isinstance(ask, AskServer)
-    test.handle(Answered(ask.request, answer(1.3, 1)), 1.5)
+    test.end(ask.request, answer(1.3, 1), 1.5)
     record = test.record()
     assert record.notes == ("the client asked up to 300 ms later than the workload says: its processor was busy",)
     assert record.requests[0].arrival_at == 1.3, "what the server gave counts from when it was asked"

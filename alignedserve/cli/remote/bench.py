@@ -30,7 +30,7 @@ from alignedserve.bench.job import Look, endpoint_of, file_of, lines_of, of_clas
 from alignedserve.bench.page import page
 from alignedserve.bench.player import Player
 from alignedserve.bench.report import ErrorCount, MeasuredRun, joined
-from alignedserve.bench.wording import IdWording, StreamWordings, Wording, WordWording
+from alignedserve.bench.wording import AnyWording, IdWording, StreamWordings, WordWording
 from alignedserve.cli.remote.batch import ENDED, BatchApi, Unreachable
 from alignedserve.cli.remote.options import BatchOptions, BenchOptions
 from alignedserve.cli.remote.server import api_at, client, complaint, one_line
@@ -265,11 +265,10 @@ class _BenchRun:
         await player.play()
         return test
 
-    def _wording(self) -> Wording:
+    def _wording(self) -> AnyWording:
         """Return a wording of its own for each load: no server has seen its prompts."""
         draw = Random(SystemRandom().getrandbits(64))
-        usual: Wording = WordWording(draw) if self._options.chat else IdWording(draw)
-        return StreamWordings(self._workload, usual)
+        return StreamWordings(self._workload, WordWording(draw) if self._options.chat else IdWording(draw))
 
     def _run(self, server: _BenchedServer) -> MeasuredRun:
         record = joined(server.records)

@@ -23,7 +23,7 @@ from alignedserve.bench.answer import StreamedAnswer
 from alignedserve.bench.connections import Address, Connections
 from alignedserve.bench.core import Dialect, LoadTest
 from alignedserve.bench.player import CONNECT_S, Player
-from alignedserve.bench.wording import Wording
+from alignedserve.bench.wording import AnyWording
 from alignedserve.loads.records.records import RunRecord
 from alignedserve.loads.workload import Load
 from alignedserve.loads.workload.spec import read_workload
@@ -149,14 +149,14 @@ async def ask(url: str, prompt: list[int] | str, max_tokens: int) -> Answer:
 
 
 def player_of(
-    url: str, workload: str, wording: Wording, seed: int = 0, api_key: str | None = None
+    url: str, workload: str, wording: AnyWording, seed: int = 0, api_key: str | None = None
 ) -> tuple[Player, LoadTest]:
     """Return a load test of the workload that is written so, and what plays it."""
     test = LoadTest(Load(read_workload(workload), ["bench"], seed), wording, Dialect(NAME))
     return Player(test, Address.parse(f"{url}/v1", api_key), _PATIENCE_S, lambda *_: None), test
 
 
-def played(url: str, workload: str, wording: Wording, api_key: str | None = None) -> RunRecord:
+def played(url: str, workload: str, wording: AnyWording, api_key: str | None = None) -> RunRecord:
     player, test = player_of(url, workload, wording, api_key=api_key)
     asyncio.run(player.play())
     return test.record()
