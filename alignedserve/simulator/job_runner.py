@@ -36,7 +36,7 @@ from alignedserve.simulator.machines.event_loop import VirtualLoop
 from alignedserve.simulator.machines.faults import JOBS
 from alignedserve.simulator.machines.process import ProcessClock, ProcessSetup
 from alignedserve.simulator.machines.world import World
-from alignedserve.simulator.run import Simulation, Summary
+from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
 from alignedserve.store.storage import Storage
 from alignedserve.store.store import Holder
@@ -70,9 +70,9 @@ class JobRunnerSimulation(Simulation):
         self._config = Config(topology=settings.topology, jobs=JobsConfig(most_open=most_open))
         self._life: _RunnerLife | None = None
 
-    def run(self) -> Summary:
+    def run(self) -> None:
         try:
-            return super().run()
+            super().run()
         finally:
             self._end_life()
             self.users.leave()

@@ -1,4 +1,4 @@
-"""`simulate(settings) -> Summary`: runs a workload through a whole deployment in virtual time.
+"""Runs a workload through a whole deployment in virtual time: `Simulation(settings).run()`.
 
 arrivals ─▶ Clients ─▶ gateway's owner core ─▶ router core ─▶ workers' cores, pool core
                ▲                                                     │
@@ -8,10 +8,8 @@ arrivals ─▶ Clients ─▶ gateway's owner core ─▶ router core ─▶ wo
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 from alignedserve.core import Role, Usage
@@ -19,8 +17,7 @@ from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.loads.records.distribution import percentile
-from alignedserve.loads.records.records import RequestOutcome, RequestRecord, RunRecord
+from alignedserve.loads.records.records import RequestRecord, RunRecord
 from alignedserve.loads.workload import Arrival, Load
 from alignedserve.owner.core import OwnerCore
 from alignedserve.policies.guard import Failures, OwnPolicies
@@ -44,27 +41,6 @@ from alignedserve.worker.setup import WorkerSetup
 
 _MANY_OBJECTS = 50_000  # new objects after which Python looks for cycles
 _QUIET_S = 30.0  # after the last request: by then deaths are noticed, locks are free, and late frames have arrived
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The result of a run in a few figures."""
-
-    num_requests: int
-    num_finished: int
-    num_refused: int
-    num_left: int  # their clients left before the end
-    num_broken: int  # their gateway died
-    num_unfinished: int
-    duration_s: float
-    tokens_per_s: float
-    ttft_s: Mapping[int, float]  # percentile -> seconds
-    digest: str  # of all commands of all cores
-    problems: tuple[str, ...]  # wrong tokens, requests that never ended, memory that is not free at the end
-
-
-def simulate(settings: Settings) -> Summary:
-    return Simulation(settings).run()
 
 
 class Simulation:
@@ -100,9 +76,14 @@ class Simulation:
         )
         self.world.on_resize = lambda wanted: self.launcher.scale(wanted.prefill, wanted.decode)
 
-    def run(self) -> Summary:
+    def run(self) -> None:
         with _rare_collections():
-            return self._run()
+            agenda = self.world.agenda
+            self._begin()
+            agenda.run(self.settings.most_s, ended=lambda: self.clients.num_open == 0)
+            self._ended_at = agenda.now
+            agenda.run(max(agenda.now, calm_at(self.settings.faults)) + _QUIET_S)
+            self._check()
 
     def run_until(self, at: float) -> None:
         """Run from the start to this instant, to look at the deployment as it is then."""
@@ -116,15 +97,6 @@ class Simulation:
             self._start_member(name, role)
         self.clients.start()
         self.world.on_death = self._died
-
-    def _run(self) -> Summary:
-        agenda = self.world.agenda
-        self._begin()
-        agenda.run(self.settings.most_s, ended=lambda: self.clients.num_open == 0)
-        self._ended_at = agenda.now
-        agenda.run(max(agenda.now, calm_at(self.settings.faults)) + _QUIET_S)
-        self._check()
-        return self._summary()
 
     def _start_member(self, name: str, role: Role) -> None:
         transport = name if self.settings.direct and role in WORKERS else ""
@@ -292,26 +264,6 @@ class Simulation:
             for record in records:
                 record.num_preempted = self._recorder.num_recomputed[record.id]
         return sorted(records, key=lambda record: (record.arrival_at, record.id))
-
-    def _summary(self) -> Summary:
-        requests = self._records()
-        outcomes = Counter(request.outcome for request in requests)
-        first = [request.token_at[0] - request.arrival_at for request in requests if request.token_at]
-        duration_s = max((request.ended_at for request in requests), default=0.0) - FIRST_ARRIVAL_AT
-        num_tokens = sum(len(request.token_at) for request in requests)
-        return Summary(
-            num_requests=len(requests),
-            num_finished=outcomes[RequestOutcome.FINISHED],
-            num_refused=outcomes[RequestOutcome.REFUSED],
-            num_left=outcomes[RequestOutcome.LEFT],
-            num_broken=outcomes[RequestOutcome.BROKEN],
-            num_unfinished=outcomes[RequestOutcome.OPEN],
-            duration_s=duration_s,
-            tokens_per_s=num_tokens / duration_s if duration_s > 0 else 0.0,
-            ttft_s={percent: percentile(first, percent) for percent in (50, 90, 99)},
-            digest=self.world.digest,
-            problems=tuple(self.problems),
-        )
 
 
 @contextmanager

@@ -124,14 +124,14 @@ def _heard_of_jobs() -> Iterator[list[str]]:
 def _failure(simulation: Simulation) -> Failure | None:
     agenda = simulation.world.agenda
     try:
-        problems = simulation.run().problems
+        simulation.run()
     except BrokenRule as broken:
         return broken.failure
     except Exception as error:  # an exception of a core ends its process: the fuzzer looks for them
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno} in {last.name}"
         return Failure(Rule.NO_CRASH, f"{type(error).__name__}: {error!s:.200}, {where}", agenda.now)
-    if problems:
-        return Failure(Rule.CLEAN_END, "; ".join(problems), agenda.now)
+    if simulation.problems:
+        return Failure(Rule.CLEAN_END, "; ".join(simulation.problems), agenda.now)
     failed = simulation.policy_failures.lines()
     return Failure(Rule.POLICY, "; ".join(failed), agenda.now) if failed else None

@@ -27,9 +27,10 @@ from alignedserve.lab.trials.running import run_once, run_saved
 from alignedserve.loads.records import record_file
 from alignedserve.loads.records.records import RequestOutcome, RunRecord
 from alignedserve.scheduling.policy import Predictor
-from alignedserve.simulator.run import Simulation, simulate
+from alignedserve.simulator.run import Simulation
 from tests.conftest import SOAK
 from tests.simulator.runs import MIXED
+from tests.simulator.summary import simulate, summary_of
 
 LONE = "sizes:prompt=100,output=5,rate=1,cv=0,num_requests=4"  # requests run one at a time
 SMALL = "chat,num_requests=5,rate=50,prompt=exp:60:400,output=exp:4:20"
@@ -94,11 +95,11 @@ def test_the_simulator_may_know_how_long_outputs_are(capsys: pytest.CaptureFixtu
 def test_a_record_holds_what_happened() -> None:
     settings = settings_of(SimulationTrial("fcfs", SMALL))
     simulation = Simulation(settings)
-    summary = simulation.run()
+    summary = summary_of(simulation)
     record = simulation.record(wall_s=1.0)
     found = RunFigures.from_record(record)
     assert found.requests.finished == summary.num_finished == 5
-    assert found.rt.ttft_s.p99 == summary.ttft_s[99]
+    assert found.rt.ttft_s.p99 == summary.p99_ttft_s
     assert sum(len(step.emitted) for step in record.steps) == found.requests.output_tokens
     assert found.papers.accelgen.steps_in_slo == 1.0
     assert record.began_at == min(request.arrival_at for request in record.requests)

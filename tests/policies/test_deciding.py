@@ -22,6 +22,7 @@ from alignedserve.scheduling.policy import Policy
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
 from tests.rare import thinned
+from tests.simulator.summary import summary_of
 
 IMPORTS = "from alignedserve.policies import *\nfrom alignedserve.schedulers.scheduler import Scheduler\n"
 ALL = "[*view.waiting, *view.prompts, *view.decodes]"
@@ -44,7 +45,7 @@ def written(kind: PolicyKind, answer: str | None = None) -> PolicySource:
 def run(source: PolicySource | None) -> Simulation:
     workload, topology = Workload(num_requests=8, rate=400.0), Topology.parse("2xcolocated")
     simulation = Simulation(Settings(topology=topology, workload=workload, policy=Policy(own=OwnPolicies(source))))
-    assert simulation.run().problems == ()
+    assert summary_of(simulation).problems == ()
     return simulation
 
 

@@ -16,6 +16,7 @@ from alignedserve.simulator.machines.engine import Costs
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
 from tests.cost.fitted import cost_of
+from tests.simulator.summary import summary_of
 
 SLOWDOWN = 2.0
 
@@ -36,7 +37,7 @@ def test_a_slowdown_that_is_over_is_found_out_while_nothing_runs(cluster: str) -
     )
     settings = replace(settings, belief=partial(belief_of, Costs(), settings))
     simulation = Simulation(settings)
-    summary = simulation.run()
+    summary = summary_of(simulation)
     assert not simulation.problems, "KV is what it should be, and nothing is left, trials or not"
     assert summary.num_requests == 4
     cores = [process.core for name in simulation.launcher.members if (process := simulation.world.alive(name))]

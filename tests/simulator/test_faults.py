@@ -68,10 +68,11 @@ from alignedserve.simulator.machines.faults import (
 from alignedserve.simulator.machines.process import Frame, ProcessClock
 from alignedserve.simulator.machines.trouble import Trouble
 from alignedserve.simulator.machines.world import World
-from alignedserve.simulator.run import Simulation, Summary, simulate
+from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings, members_of
 from tests.conftest import SOAK, examples
 from tests.rare import rarely, thinned
+from tests.simulator.summary import Summary, simulate, summary_of
 
 LIMITS = WorkerLimits(num_blocks=40, block_size=16, page_size=64, max_step_tokens=64, max_batch=4)
 FROM_S, TO_S = 1.5, 4.0  # from before the first arrival until long after the last
@@ -284,7 +285,7 @@ class TestFreeze:
     def lives_after(self, fault: Fault, *members: str) -> set[int]:
         of = replace(deployment(1, "1+1"), workload=Workload(num_requests=15, rate=25.0), faults=(fault,))
         simulation = Simulation(of)
-        assert simulation.run().problems == ()
+        assert summary_of(simulation).problems == ()
         found = [simulation.world.alive(member) for member in members]
         return {process.member.incarnation for process in found if process is not None}
 
@@ -324,7 +325,7 @@ def lives_of(member: str, at: float, *faults: Fault) -> tuple[int, int]:
         lives.append(0 if process is None else process.member.incarnation)
 
     simulation.world.agenda.at(at, Priority.TIMER, look)
-    summary = simulation.run()
+    summary = summary_of(simulation)
     assert (summary.problems, summary.num_unfinished) == ((), 0)
     look()
     return lives[0], lives[-1]
@@ -407,7 +408,7 @@ def test_forged_frames_change_nothing(seed: int) -> None:
     for number in range(400):
         for to, envelope in forgeries():
             forged.world.agenda.at(1.7 + number / 100, Priority.FRAME, partial(forged.world.forge, to, envelope))
-    assert forged.run() == simulate(of)
+    assert summary_of(forged) == simulate(of)
 
 
 def test_every_kind_of_fault_is_drawn_for_every_member_and_link() -> None:

@@ -21,6 +21,7 @@ from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
 from tests.conftest import SOAK
 from tests.rare import thinned
 from tests.samples import request
+from tests.simulator.summary import summary_of
 
 NUM_SEEDS = 1000 if SOAK else 32
 
@@ -41,7 +42,7 @@ def test_prompts_of_a_node_without_a_pool_are_finished_by_workers_of_other_nodes
         scenario = on_nodes(seed)
         scenario = replace(scenario, policy=replace(scenario.policy, helps=False))  # prefill workers run prompts alone
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
-        assert not simulation.run().problems
+        assert not summary_of(simulation).problems
         cores = [process.core for process in simulation.world.processes]
         alone = [core for core in cores if isinstance(core, PrefillCore) and core.pool_link.member is None]
         assert all(not core.here.attempts() for core in alone)
@@ -77,7 +78,7 @@ def test_the_next_turn_of_a_conversation_goes_where_the_turn_before_was() -> Non
             asked.append(Arrival(new_request, 30, None))
     settings = replace(settings_of(SimulationTrial("aligned", "chat", cluster="3+2")), nodes=2, direct=True)
     simulation = Simulation(settings, asked)
-    assert not simulation.run().problems
+    assert not summary_of(simulation).problems
     workers = [process.core for process in simulation.world.processes if isinstance(process.core, DecodeCore)]
     reused = sum(
         core.seats.num_reused_tokens + core.memory.pages.num_shared_tokens for core in workers

@@ -21,6 +21,7 @@ from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
 from tests.conftest import SOAK, examples
 from tests.rare import rare, rarely
+from tests.simulator.summary import summary_of
 
 MANY = WorkerLimits(num_blocks=4_000, block_size=16, page_size=64, max_step_tokens=512, max_batch=64)
 LIMITS = WorkerLimits(num_blocks=80, block_size=16, page_size=64, max_step_tokens=64, max_batch=16)
@@ -44,7 +45,7 @@ def deployment(seed: int, topology: str, look_ahead: int = 0) -> Settings:
 def run(of: Settings) -> tuple[Simulation, int]:
     """Run the deployment; return it and how many deaths there were, and check that nothing else went wrong."""
     simulation = Simulation(of)
-    summary = simulation.run()
+    summary = summary_of(simulation)
     assert summary.problems == ()
     assert summary.num_unfinished == 0
     return simulation, sum(process.member.incarnation - 1 for process in simulation.world.processes)
@@ -90,7 +91,7 @@ def test_few_of_two_hundred_requests_run_alone(topology: str, number: int, index
     simulation = Simulation(replace(of, faults=(Poison(0.0, f"request-{number}", index),)))
     alone = Alone()
     simulation.world.witnesses.append(alone)
-    summary = simulation.run()
+    summary = summary_of(simulation)
     assert (summary.num_refused, summary.num_finished, summary.problems) == (1, 199, ())
     assert sum(process.member.incarnation - 1 for process in simulation.world.processes) == MOST_DEATHS
     assert 1 <= len(alone.names) <= TRIED_TOGETHER

@@ -19,6 +19,7 @@ from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.predicting import Knowledge, knowledge_of
 from alignedserve.simulator.run import ModelledRouterHands, Simulation
 from alignedserve.simulator.settings import Settings
+from tests.simulator.summary import simulate, summary_of
 
 SETTINGS = Settings(
     seed=3, topology=Topology.parse("1+1"), workload=Workload(num_requests=12, limited_share=0.0), num_past=20
@@ -46,7 +47,7 @@ class Said(Witness):
 def ran(settings: Settings, knowledge: Knowledge | None = None) -> tuple[Said, Simulation]:
     simulation, said = Simulation(settings, knowledge=knowledge), Said()
     simulation.world.witnesses.append(said)
-    assert simulation.run().problems == ()
+    assert summary_of(simulation).problems == ()
     return said, simulation
 
 
@@ -80,7 +81,7 @@ def test_nobody_is_asked_where_nothing_is_learnt(predictor: Predictor) -> None:
 @pytest.mark.parametrize("room", [Room.WHOLE, Room.GROWING])
 def test_a_run_repeats_byte_for_byte(room: Room) -> None:
     settings = by(Predictor.HASH, room=room)
-    assert Simulation(settings).run().digest == Simulation(settings).run().digest
+    assert simulate(settings).digest == simulate(settings).digest
 
 
 def test_the_next_router_knows_what_the_router_before_has_kept() -> None:

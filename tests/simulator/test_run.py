@@ -15,11 +15,12 @@ from alignedserve.loads.workload import Workload, arrivals
 from alignedserve.protocol.commands import CopyIn, CopyOut, RunStep
 from alignedserve.protocol.events import CopiedIn, CopiedOut
 from alignedserve.simulator.machines.engine import CheckedHands, Costs, TaggedArena, WrongKV, story_from
-from alignedserve.simulator.run import Simulation, simulate
+from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
 from tests.conftest import SOAK
 from tests.rare import rare, rarely
 from tests.samples import POOL_MEMBER, member, request
+from tests.simulator.summary import simulate, summary_of
 
 SMALL = Settings(seed=1, topology=Topology(1, 2), workload=Workload(num_requests=30, leaving_share=0.2))
 ROOMY = Settings().limits
@@ -37,7 +38,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_another() -> None:
 def test_steps_go_on_while_a_request_is_copied_to_the_device_if_copies_go_beside_them(beside: bool) -> None:
     slow = Settings(seed=1, topology=Topology(1, 1), timing=Costs(page_s=0.1), record=True, copies_beside=beside)
     simulation = Simulation(replace(slow, workload=Workload(num_requests=12, rate=4.0)))
-    assert simulation.run().problems == ()
+    assert summary_of(simulation).problems == ()
     record = simulation.record(0.0)
     joins = [copy for copy in record.copies if copy.worker == "decode-0" and copy.to_device]
     steps = [step for step in record.steps if step.worker == "decode-0"]
@@ -94,8 +95,8 @@ def test_nothing_is_kept_of_requests_that_ended_where_a_listener_hears_of_each()
     kept, heard = Simulation(settings), list[RequestRecord]()
     listened = Simulation(settings)
     listened.clients.on_end = heard.append
-    assert kept.run().num_refused > 0
-    assert listened.run().num_requests == 0
+    assert summary_of(kept).num_refused > 0
+    assert summary_of(listened).num_requests == 0
     assert listened.clients.kept == {}
     assert sorted(heard, key=lambda record: (record.arrival_at, record.id)) == kept.record(0.0).requests
 

@@ -26,8 +26,9 @@ from alignedserve.loads.workload.lengths import DrawnSizes, RecordedLengths, Sam
 from alignedserve.loads.workload.pace import AtOnce, Bursts, ClosedArrivals, Diurnal, Gamma, OpenArrivals, Recorded
 from alignedserve.loads.workload.spec import read_workload
 from alignedserve.loads.workload.stream import ClientLimits, Span, Stream, StreamPromise, Turns
-from alignedserve.simulator.run import Simulation, simulate
+from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
+from tests.simulator.summary import simulate, summary_of
 
 DATA = Path(__file__).parent / "data"
 SMALL = DrawnSizes(Uniform(1, 30), Uniform(1, 10))
@@ -425,7 +426,7 @@ def test_a_trace_has_no_conversations() -> None:
 @pytest.mark.parametrize("topology", ["colocated", "1+1"])
 def test_lots_and_conversations_through_a_whole_deployment(topology: str) -> None:
     simulation = Simulation(Settings(topology=Topology.parse(topology), workload=Mixture((LOTS, TALK)), num_gateways=2))
-    summary = simulation.run()
+    summary = summary_of(simulation)
     assert summary.problems == ()
     assert summary.num_finished == summary.num_requests > 14 + 6
     for name, client in simulation.clients.kept.items():
