@@ -15,6 +15,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 from uuid import uuid4
 
@@ -27,23 +28,21 @@ from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.budgets import Budgets, budgets_of
 from alignedserve.gateway.access.keys import MOST_OPEN, Caller, KeyRing, KeysFile, Limits, Scope
 from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger, ledger_name
-from alignedserve.gateway.openai.errors import api_error, internal
+from alignedserve.gateway.openai.errors import api_error
 from alignedserve.gateway.settings import body_limit_bytes
 from alignedserve.jobs.answering import THREADS, Answering, BatchAnswers, KeyLimited, LineRequest
-from alignedserve.jobs.assembling import assemble
+from alignedserve.jobs.assembling import assemble, discard
 from alignedserve.jobs.lines import (
     MOST_LINES,
-    AnsweredLine,
     BatchLine,
-    FileVerdict,
     LinePlaces,
     LineRules,
     RawLine,
+    Verdict,
     answered_line,
     check_file,
     custom_id_of,
-    error_line,
-    lost_line,
+    failed_line,
     raw_lines,
     read_checked_line,
 )
@@ -269,17 +268,15 @@ class JobRunner:
     # --- Jobs
 
     async def _check(self, job: Job) -> None:
-        if await self._store.file(job.owner, job.input_file_id) is None:
-            message = f"there is no file {job.input_file_id} any more"
-            return self._deliver(_file_gone(job, message))
         try:
+            if await self._store.file(job.owner, job.input_file_id) is None:
+                raise BytesGone(f"there is no file {job.input_file_id} any more")
             verdict = await self._readers.do(lambda: self._check_file(job))
         except BytesGone as error:
-            return self._deliver(_file_gone(job, str(error)))
-        self._deliver(JobChecked(job.id, verdict.total, verdict.model, verdict.problems))
-        return None
+            verdict = 0, None, (Problem("file_not_found", str(error), param="input_file_id"),)
+        self._deliver(JobChecked(job.id, *verdict))
 
-    def _check_file(self, job: Job) -> FileVerdict:
+    def _check_file(self, job: Job) -> Verdict:
         rules = LineRules(job.endpoint, self._answering.models, MOST_LINES, self._most_bytes)
         with self._storage.blobs.open(job.input_file_id) as file:
             return check_file(file, rules)
@@ -308,11 +305,11 @@ class JobRunner:
     async def _assemble(self, command: AssembleJob) -> None:
         await self._flush()  # write the results of lines that ended before the job was stopped
         now, keep_s = self._wall(), self._config.keep_s
-        ended = await assemble(self._storage, command.job, command.status, self._most_bytes, now, keep_s)
+        ended, files = await assemble(self._storage, command.job, command.status, self._most_bytes, now, keep_s)
         try:
-            saved = await self._store.save_job(self._with_kept_until(ended.job), self._fence, ended.files)
+            saved = await self._store.save_job(self._with_kept_until(ended), self._fence, files)
         except (Conflict, Fenced, StoreFull):  # after any other error the job may be saved: the sweep finds out later
-            await ended.discard(self._storage)
+            await discard(self._storage, files)
             raise
         self._drop(command.job.id)
         self._deliver(JobSaved(saved))
@@ -320,56 +317,52 @@ class JobRunner:
     # --- Lines
 
     async def _run_line(self, command: RunLine) -> None:
+        job, number = command.job, command.line
         try:
-            await self._answer_line(command)
+            self._deliver(await self._answer_line(command))
         except ENDS:
             raise
         except BaseException:
-            log.exception("line %d of %s failed", command.line, command.job.id)
-            name = await self._name_of(command.job, command.line)
-            text = error_line(name, "internal_error", f"line {command.line}: the server fails at it: see its log")
-            failed = LineResult(command.line, False, text)
-            self._deliver(LineEnded(command.job.id, command.line, LineOutcome.FAILED, failed))
+            log.exception("line %d of %s failed", number, job.id)
+            name, said = await self._name_of(job, number), f"line {number}: the server fails at it: see its log"
+            failed = failed_line(number, name, "internal_error", said)
+            self._deliver(LineEnded(job.id, number, LineOutcome.FAILED, failed))
 
-    async def _answer_line(self, command: RunLine) -> None:
+    async def _answer_line(self, command: RunLine) -> LineEnded:
         job, number = command.job, command.line
+        ended = partial(LineEnded, job.id, number)
         if command.is_given_up:
             log.error("line %d of %s has ended the job runner again and again: it is failed", number, job.id)
-            failed = error_line(await self._name_of(job, number), "job_runner_died", _ENDS_RUNNER)
-            return self._deliver(LineEnded(job.id, number, LineOutcome.DONE, LineResult(number, False, failed)))
+            failed = failed_line(number, await self._name_of(job, number), "job_runner_died", _ENDS_RUNNER)
+            return ended(LineOutcome.DONE, failed)
         try:
-            line = await self._threads.do(lambda: self._read_line(job, number))
+            custom_id, body = await self._threads.do(lambda: self._read_line(job, number))
         except BytesGone as error:  # the bytes do not come back, and lines of other jobs must not wait for them
-            return self._deliver(LineEnded(job.id, number, LineOutcome.DONE, lost_line(number, str(error))))
+            return ended(LineOutcome.DONE, failed_line(number, None, "file_not_found", f"line {number}: {error}"))
         except StoreError as error:
             self._log_trouble(error)
-            return self._deliver(LineEnded(job.id, number, LineOutcome.REFUSED, retry_after_s=RETRY_S))
+            return ended(LineOutcome.REFUSED, retry_after_s=RETRY_S)
         request_id = f"req-{uuid4().hex}"
         caller = Caller(job.caller, salt=job.salt, limits=self._keys.limits(job.caller) or Limits())
-        request = LineRequest(request_id, job.endpoint, line.body, command.jct_s, command.estimate, caller)
-        outcome = LineOutcome.DONE
+        request = LineRequest(request_id, job.endpoint, body, command.jct_s, command.estimate, caller)
+        outcome, status = LineOutcome.DONE, 200
         try:
-            body = await self._answering.answer(request, lambda: self._deliver(LineRuns(job.id, number)))
-            answer = AnsweredLine(200, request_id, body)
+            answer = await self._answering.answer(request, lambda: self._deliver(LineRuns(job.id, number)))
         except KeyLimited as error:
-            limited = LineEnded(job.id, number, LineOutcome.LIMITED, retry_after_s=error.retry_after_s)
-            return self._deliver(limited)
+            return ended(LineOutcome.LIMITED, retry_after_s=error.retry_after_s)
         except ENDS:
             raise
         except BaseException as error:
             if isinstance(error, Overloaded) and not isinstance(error, GivenUp):
-                refused = LineEnded(job.id, number, LineOutcome.REFUSED, retry_after_s=error.retry_after_s)
-                return self._deliver(refused)
-            if isinstance(error, AlignedServeError):
-                outcome = LineOutcome.FAILED if isinstance(error, GivenUp) else LineOutcome.DONE
-                fault = api_error(error)
-            else:
+                return ended(LineOutcome.REFUSED, retry_after_s=error.retry_after_s)
+            if not isinstance(error, AlignedServeError):
                 log.error("a line failed", exc_info=error)
-                outcome, fault = LineOutcome.FAILED, internal()
-            answer = AnsweredLine(fault.status, request_id, fault.body)
-        result = await self._threads.do(lambda: answered_line(number, line.custom_id, answer))
-        self._deliver(LineEnded(job.id, number, outcome, result))
-        return None
+            if isinstance(error, GivenUp) or not isinstance(error, AlignedServeError):
+                outcome = LineOutcome.FAILED
+            fault = api_error(error)
+            status, answer = fault.status, fault.body
+        result = await self._threads.do(lambda: answered_line(number, custom_id, request_id, status, answer))
+        return ended(outcome, result)
 
     async def _name_of(self, job: Job, number: int) -> str | None:
         """Return the custom_id of a line at which this process fails, or ends, perhaps where it reads its JSON."""
@@ -524,10 +517,6 @@ def _together(waiting: Iterable[LineResult]) -> list[LineResult]:
         results.append(result)
         size += len(result.text)
     return results
-
-
-def _file_gone(job: Job, message: str) -> JobChecked:
-    return JobChecked(job.id, 0, None, (Problem("file_not_found", message, param="input_file_id"),))
 
 
 def run(part: Part, on_start: OnStart) -> None:

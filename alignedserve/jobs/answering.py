@@ -49,9 +49,18 @@ TIER = "flex"  # the tier of every line, whatever the body asks for
 LINE_AT_ONCE = 32  # choices of a line that run at once
 THREADS = 8  # for the texts of lines
 RUNS_AT = 2  # tokens of output: with these a request has a place on a decode worker
-_Pieces: TypeAlias = Sequence[AnswerPiece]
-_Shape: TypeAlias = Callable[[Sequence[Request], _Pieces], dict[str, Any]]
-_Asked: TypeAlias = tuple[ChatRequest | CompletionRequest, tuple[Request, ...], _Shape]
+Answer: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The requests of a line, and how its answer is made of what they deliver."""
+
+    requests: tuple[Request, ...]
+    prompt_tokens: int  # of all prompts, each once
+    has_limit: bool  # whether the client limits the outputs
+    run: Callable[[Request, int], Awaitable[Any]]  # of a request, beside so many in all
+    whole: Callable[[Sequence[Request], Sequence[Any]], Answer]  # of the requests and what each has delivered
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ class BatchAnswers(Protocol):
     @property
     def models(self) -> Sequence[str]: ...
 
-    async def answer(self, line: LineRequest, on_running: Callable[[], None], /) -> dict[str, Any]:
+    async def answer(self, line: LineRequest, on_running: Callable[[], None], /) -> Answer:
         """Return the line's answer, in which iterators may stand for long lists (writing.py); raise ApiError if the
         answer is an error, and Overloaded if there is no room."""
 
@@ -106,45 +115,24 @@ class Answering:
     def models(self) -> Sequence[str]:
         return (*self.own_models, *self.adapters.loaded)
 
-    async def answer(self, line: LineRequest, on_running: Callable[[], None]) -> dict[str, Any]:
+    async def answer(self, line: LineRequest, on_running: Callable[[], None]) -> Answer:
         """Return the line's answer; raise ApiError if the answer is an error, and Overloaded if there is no room."""
-        if line.endpoint is Endpoint.EMBEDDINGS:
-            return await self._embed(line)
         with self._paying(line) as tab:
             trials: list[float] = []
             try:
-                body, requests, shape = await self.threads.do(lambda: self._make_requests(line, trials.append))
+                asked = await self.threads.do(lambda: self._read(line, trials.append, on_running, tab))
             finally:
                 tab.try_grammars(trials)
-            prompt_tokens, choices = sum(len(request.prompt) for request in requests[:: body.n or 1]), len(requests)
-            has_limit = body.most_tokens is not None
-            tab.hold_logprobs(requests, has_limit)
-            requests = tab.pay(requests, prompt_tokens, has_limit)
-            self.metrics.of[ServiceClass.BE].choices.observe(choices)
-            at_once = tab.hold_up_to(min(choices, LINE_AT_ONCE))
-            runs = (partial(self._run, body, request, choices, on_running, tab) for request in requests)
-            pieces = await all_of((partial(self._in_place, run) for run in runs), at_once)
-        self.metrics.of[ServiceClass.BE].longest_choice.observe(max(len(piece.tokens) for piece in pieces))
-        return await self.threads.do(lambda: shape(requests, pieces))
-
-    async def _embed(self, line: LineRequest) -> dict[str, Any]:
-        """Return the embeddings of a line; the requests run to their end, and take no place on the way."""
-
-        def make() -> tuple[EmbeddingRequest, tuple[Request, ...]]:
-            body = parse_body(EmbeddingRequest, json.dumps(line.body).encode())
-            promised = self._promised(line, body.model)
-            return body, make_embedding_requests(body, *promised, self.text, self.max_model_len)
-
-        with self._paying(line) as tab:
-            body, requests = await self.threads.do(make)
-            tab.pay(requests, sum(len(request.prompt) for request in requests), has_limit=True)
+            tab.hold_logprobs(asked.requests, asked.has_limit)
+            requests = tab.pay(asked.requests, asked.prompt_tokens, asked.has_limit)
             self.metrics.of[ServiceClass.BE].choices.observe(len(requests))
             at_once = tab.hold_up_to(min(len(requests), LINE_AT_ONCE))
-            runs = (partial(self._read_vector, request, len(requests), tab.caller.id) for request in requests)
-            read = await all_of((partial(self._in_place, run) for run in runs), at_once)
-        answer = embedding_answer(body, requests, [vector for vector, _ in read])
-        answer["usage"] |= cost_of(charged for _, charged in read)
-        return answer
+            runs = (partial(self._in_place, partial(asked.run, request, len(requests))) for request in requests)
+            delivered = await all_of(runs, at_once)
+        if isinstance(delivered[0], AnswerPiece):
+            longest = max(len(piece.tokens) for piece in delivered)
+            self.metrics.of[ServiceClass.BE].longest_choice.observe(longest)
+        return await self.threads.do(lambda: asked.whole(requests, delivered))
 
     @contextmanager
     def _paying(self, line: LineRequest) -> Iterator[Tab]:
@@ -170,9 +158,55 @@ class Answering:
         async with self.places:
             return await run()
 
-    async def _read_vector(self, request: Request, choices: int, key: str) -> tuple[bytes, Charged]:
+    def _promised(self, line: LineRequest, model: str, on_trial: OnTrial) -> tuple[ServicePromise, Origin]:
+        """Return the promise of a line, and its origin; raise where its model was served when the job was checked, and
+        is not now."""
+        adapter = self.adapters.find(model)
+        if adapter is None and model not in self.own_models:
+            raise no_such_model(model)
+        promise = ServicePromise(ServiceClass.BE, Slo(jct_s=line.jct_s), TIER)
+        return promise, Origin(line.id, self.client.name, self.client.now(), line.caller, adapter, on_trial)
+
+    def _read(self, line: LineRequest, on_trial: OnTrial, on_running: Callable[[], None], tab: Tab) -> _Asked:
+        """Return what a line asks for; long texts take long, so an event loop must not call this."""
+        data, limits = json.dumps(line.body).encode(), (self.text, self.max_model_len)
+        if line.endpoint is Endpoint.EMBEDDINGS:
+            wanted = parse_body(EmbeddingRequest, data)
+            requests = make_embedding_requests(wanted, *self._promised(line, wanted.model, on_trial), *limits)
+            prompt_tokens, run = sum(len(request.prompt) for request in requests), partial(self._read_vector, tab)
+            return _Asked(requests, prompt_tokens, True, run, partial(_embeddings, wanted))
+        body: ChatRequest | CompletionRequest
+        if line.endpoint is Endpoint.RESPONSES:
+            response = parse_body(ResponseRequest, data)
+            head = response_head(response, PREFIX + line.id.removeprefix("req-"), int(time.time()), TIER)
+            body, whole = make_lone_chat(response), partial(self._response, response, head | {"store": False})
+        else:
+            body = parse_body(ChatRequest if line.endpoint is Endpoint.CHAT else CompletionRequest, data)
+            whole = partial(self._completion, body)
+        requests = make_requests(body, *self._promised(line, body.model, on_trial), *limits)
+        if (estimate := line.estimate) is not None:  # its job's, of the output length, unless the client gave its own
+            requests = tuple(replace(each, estimate=each.estimate or estimate) for each in requests)
+        prompt_tokens = sum(len(request.prompt) for request in requests[:: body.n or 1])
+        run = partial(self._run, body, on_running, tab)
+        return _Asked(requests, prompt_tokens, body.most_tokens is not None, run, whole)
+
+    def _response(
+        self, body: ResponseRequest, head: Answer, requests: Sequence[Request], pieces: Sequence[AnswerPiece]
+    ) -> Answer:
+        return ResponseAnswer(body, head, requests[0], self.text).whole(pieces[0])
+
+    def _completion(
+        self, body: ChatRequest | CompletionRequest, requests: Sequence[Request], pieces: Sequence[AnswerPiece]
+    ) -> Answer:
+        shape = make_shape(body, requests, TIER, self.text)
+        for number, piece in enumerate(pieces):
+            for _ in shape.add(number, piece):
+                pass
+        return shape.whole()
+
+    async def _read_vector(self, tab: Tab, request: Request, choices: int) -> tuple[bytes, Charged]:
         follow = self.traces.follow(request, {}, choices, self.client.now)
-        with RequestMeter(self.metrics, request, TIER, self.client.now, key) as meter, follow as trace:
+        with RequestMeter(self.metrics, request, TIER, self.client.now, tab.caller.id) as meter, follow as trace:
 
             def note(delivered: Delivered) -> None:
                 meter.deliver(0, delivered.opening, delivered.spent)
@@ -183,55 +217,13 @@ class Answering:
 
             return await read_vector(self.client, request, note, meter.use.charge), meter.use.charged
 
-    def _promised(
-        self, line: LineRequest, model: str, on_trial: OnTrial = lambda _: None
-    ) -> tuple[ServicePromise, Origin]:
-        """Return the promise of a line, and its origin; raise where its model was served when the job was checked, and
-        is not now."""
-        adapter = self.adapters.find(model)
-        if adapter is None and model not in self.own_models:
-            raise no_such_model(model)
-        promise = ServicePromise(ServiceClass.BE, Slo(jct_s=line.jct_s), TIER)
-        return promise, Origin(line.id, self.client.name, self.client.now(), line.caller, adapter, on_trial)
-
-    def _make_requests(self, line: LineRequest, on_trial: OnTrial) -> _Asked:
-        body, shape = self._read(line)
-        requests = make_requests(body, *self._promised(line, body.model, on_trial), self.text, self.max_model_len)
-        if (estimate := line.estimate) is not None:  # its job's, of the output length, unless the client gave its own
-            requests = tuple(replace(each, estimate=each.estimate or estimate) for each in requests)
-        return body, requests, shape
-
-    def _read(self, line: LineRequest) -> tuple[ChatRequest | CompletionRequest, _Shape]:
-        """Return what a line asks for, and what makes its answer of the requests and their pieces."""
-        data = json.dumps(line.body).encode()
-        if line.endpoint is Endpoint.RESPONSES:
-            response = parse_body(ResponseRequest, data)
-            head = response_head(response, PREFIX + line.id.removeprefix("req-"), int(time.time()), TIER)
-            head |= {"store": False}
-            return make_lone_chat(response), lambda requests, pieces: ResponseAnswer(
-                response, head, requests[0], self.text
-            ).whole(pieces[0])
-        kind: type[ChatRequest | CompletionRequest] = ChatRequest
-        if line.endpoint is Endpoint.COMPLETIONS:
-            kind = CompletionRequest
-        body = parse_body(kind, data)
-
-        def whole(requests: Sequence[Request], pieces: _Pieces) -> dict[str, Any]:
-            shape = make_shape(body, requests, TIER, self.text)
-            for number, piece in enumerate(pieces):
-                for _ in shape.add(number, piece):
-                    pass
-            return shape.whole()
-
-        return body, whole
-
     async def _run(
         self,
         body: ChatRequest | CompletionRequest,
-        request: Request,
-        choices: int,
         on_running: Callable[[], None],
         tab: Tab,
+        request: Request,
+        choices: int,
     ) -> AnswerPiece:
         """Run a request to the end; call `on_running` when there is a place on a decode worker."""
         reader = AnswerReader.from_body(body, self.text, request.prompt)
@@ -254,3 +246,11 @@ class Answering:
                         trace.finish(finish.value)
                         return join_pieces(pieces)
             raise RuntimeError("a request's deliveries ended without a finish")
+
+
+def _embeddings(
+    body: EmbeddingRequest, requests: Sequence[Request], delivered: Sequence[tuple[bytes, Charged]]
+) -> Answer:
+    answer = embedding_answer(body, requests, [vector for vector, _ in delivered])
+    answer["usage"] |= cost_of(charged for _, charged in delivered)
+    return answer

@@ -13,7 +13,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 from uuid import uuid4
 
 from pydantic_core import from_json
@@ -30,6 +30,9 @@ _SKIP_BYTES = 1 << 16
 _CUSTOM_ID = re.compile(rb'"custom_id"\s*:\s*"([^"\\]+)"')
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 
+BatchLine: TypeAlias = tuple[str, dict[str, Any]]  # a valid line: its custom_id and its body
+Verdict: TypeAlias = tuple[int, str | None, tuple[Problem, ...]]  # of a file: its lines, their model, its problems
+
 
 @dataclass(frozen=True)
 class RawLine:
@@ -42,23 +45,6 @@ class RawLine:
 
 
 @dataclass(frozen=True)
-class BatchLine:
-    """A valid line."""
-
-    custom_id: str
-    body: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class FileVerdict:
-    """The result of checking a file: the number of its lines and their model, or its problems."""
-
-    total: int
-    model: str | None
-    problems: tuple[Problem, ...]
-
-
-@dataclass(frozen=True)
 class LineRules:
     """The rules for the lines of a job."""
 
@@ -66,14 +52,6 @@ class LineRules:
     models: Collection[str]
     most_lines: int
     most_bytes: int  # of a line
-
-
-class InvalidLine(Exception):
-    """A line breaks the rules."""
-
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code, self.message, self.param = code, message, param
 
 
 def raw_lines(file: IO[bytes], most_bytes: int) -> Iterator[RawLine]:
@@ -93,34 +71,38 @@ def raw_lines(file: IO[bytes], most_bytes: int) -> Iterator[RawLine]:
             yield RawLine(number, began, data.rstrip(b"\r\n"), is_cut)
 
 
-def check_file(file: IO[bytes], rules: LineRules) -> FileVerdict:
-    """Check all lines; a file with any problem is refused, and the verdict lists its first problems."""
+def check_file(file: IO[bytes], rules: LineRules) -> Verdict:
+    """Check all lines; a file with any problem is refused, and the verdict has its first problems."""
     seen: dict[bytes, int] = {}  # digest of a custom_id -> its line
     problems: list[Problem] = []
     model, total, inputs = None, 0, 0
     for raw in raw_lines(file, rules.most_bytes):
         total += 1
         if total > rules.most_lines:
-            message = f"the file has more than {rules.most_lines} requests: split it"
-            return FileVerdict(0, None, (Problem("too_many_requests", message, raw.number),))
-        try:
-            line = parse_line(raw, rules)
-            before = seen.setdefault(hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest(), raw.number)
+            return _too_large(raw.number, f"{rules.most_lines} requests")
+        line = check_line(raw, rules)
+        if not isinstance(line, Problem):
+            custom_id, body = line
+            before = seen.setdefault(hashlib.blake2b(custom_id.encode(), digest_size=16).digest(), raw.number)
             if before != raw.number:
-                message = f"custom_id {line.custom_id!r:.80} is also in line {before}"
-                raise InvalidLine("duplicate_custom_id", message, "custom_id")
-            model = model or str(line.body["model"])
-            inputs += _num_inputs(line.body) if rules.endpoint is Endpoint.EMBEDDINGS else 0
-            if inputs > MOST_INPUTS:
-                message = f"the file has more than {MOST_INPUTS} inputs: split it"
-                return FileVerdict(0, None, (Problem("too_many_requests", message, raw.number),))
-        except InvalidLine as fault:
-            problems.append(Problem(fault.code, fault.message, raw.number, fault.param))
+                message = f"custom_id {custom_id!r:.80} is also in line {before}"
+                line = Problem("duplicate_custom_id", message, raw.number, "custom_id")
+        if isinstance(line, Problem):
+            problems.append(line)
             if len(problems) == MOST_PROBLEMS:
                 break
+            continue
+        model = model or str(body["model"])
+        inputs += _num_inputs(body) if rules.endpoint is Endpoint.EMBEDDINGS else 0
+        if inputs > MOST_INPUTS:
+            return _too_large(raw.number, f"{MOST_INPUTS} inputs")
     if not total:
         problems.append(Problem("empty_file", "the file has no requests"))
-    return FileVerdict(total, model, tuple(problems))
+    return total, model, tuple(problems)
+
+
+def _too_large(number: int, most: str) -> Verdict:
+    return 0, None, (Problem("too_many_requests", f"the file has more than {most}: split it", number),)
 
 
 def _num_inputs(body: Mapping[str, Any]) -> int:
@@ -129,35 +111,47 @@ def _num_inputs(body: Mapping[str, Any]) -> int:
     return len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
 
 
-def parse_line(raw: RawLine, rules: LineRules) -> BatchLine:
-    """Return the line, or raise InvalidLine.
+def check_line(raw: RawLine, rules: LineRules) -> BatchLine | Problem:
+    """Return the line, or what is wrong with it.
 
     Its body is checked only when the line runs: a fault in a body is the answer to that line alone."""
-    tree = _parse_object(raw, rules.most_bytes)
+    number = raw.number
+    if raw.is_cut:
+        return Problem("line_too_long", f"the line is longer than {rules.most_bytes} bytes", number)
+    try:
+        tree = from_json(raw.data.decode("utf-8"))
+    except UnicodeDecodeError:
+        return Problem("invalid_json", "the line is not UTF-8", number)
+    except ValueError as error:
+        return Problem("invalid_json", f"the line is not JSON: {error}", number)
+    if not isinstance(tree, dict):
+        return Problem("invalid_json", "the line must be a JSON object", number)
     if unknown := sorted(set(tree) - _FIELDS):
-        raise InvalidLine("unknown_parameter", f"{unknown[0]!r:.80}: there is no such field", unknown[0][:80])
+        return Problem("unknown_parameter", f"{unknown[0]!r:.80}: there is no such field", number, unknown[0][:80])
     custom_id, body = tree.get("custom_id"), tree.get("body")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MOST_ID:
-        raise InvalidLine("invalid_custom_id", f"custom_id must be a text of 1 to {MOST_ID} characters", "custom_id")
+        message = f"custom_id must be a text of 1 to {MOST_ID} characters"
+        return Problem("invalid_custom_id", message, number, "custom_id")
     if tree.get("method") != "POST":
-        raise InvalidLine("invalid_method", f"method must be POST, not {tree.get('method')!r:.40}", "method")
+        return Problem("invalid_method", f"method must be POST, not {tree.get('method')!r:.40}", number, "method")
     if tree.get("url") != rules.endpoint.value:
         message = f"url must be {rules.endpoint.value}, as the batch's endpoint, not {tree.get('url')!r:.80}"
-        raise InvalidLine("mismatched_url", message, "url")
+        return Problem("mismatched_url", message, number, "url")
     if not isinstance(body, dict):
-        raise InvalidLine("invalid_body", "body must be an object", "body")
+        return Problem("invalid_body", "body must be an object", number, "body")
     if body.get("stream"):
-        raise InvalidLine("stream_not_supported", "body.stream: batches are not streamed, leave it out", "body.stream")
+        message = "body.stream: batches are not streamed, leave it out"
+        return Problem("stream_not_supported", message, number, "body.stream")
     if body.get("model") not in rules.models:
         message = f"body.model: {body.get('model')!r:.80} is not served here: see /v1/models"
-        raise InvalidLine("model_not_found", message, "body.model")
-    return BatchLine(custom_id, body)
+        return Problem("model_not_found", message, number, "body.model")
+    return custom_id, body
 
 
 def read_checked_line(raw: RawLine) -> BatchLine:
     """Return a line of a file that was checked before."""
     tree = from_json(raw.data)
-    return BatchLine(tree["custom_id"], tree["body"])
+    return tree["custom_id"], tree["body"]
 
 
 def custom_id_of(raw: RawLine) -> str | None:
@@ -166,37 +160,15 @@ def custom_id_of(raw: RawLine) -> str | None:
     return found[0].decode("utf-8", "replace") if len(found) == 1 else None
 
 
-def _parse_object(raw: RawLine, most_bytes: int) -> dict[str, Any]:
-    if raw.is_cut:
-        raise InvalidLine("line_too_long", f"the line is longer than {most_bytes} bytes")
-    try:
-        tree = from_json(raw.data.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise InvalidLine("invalid_json", "the line is not UTF-8") from None
-    except ValueError as error:
-        raise InvalidLine("invalid_json", f"the line is not JSON: {error}") from None
-    if not isinstance(tree, dict):
-        raise InvalidLine("invalid_json", "the line must be a JSON object")
-    return tree
-
-
 # --- Lines of the output and error files
 
 
-@dataclass(frozen=True)
-class AnsweredLine:
-    """The answer to a line; iterators in its body stand for long lists (writing.py)."""
+def answered_line(number: int, custom_id: str, request_id: str, status: int, body: dict[str, Any]) -> LineResult:
+    """Return the result of a line by its answer, in whose body iterators stand for long lists (writing.py).
 
-    status: int
-    request_id: str
-    body: dict[str, Any]
-
-
-def answered_line(number: int, custom_id: str, answer: AnsweredLine) -> LineResult:
-    """Return the result of a line, whose text may have megabytes: to be called in a thread."""
-    response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
-    text = _format_line(custom_id, response, None)
-    usage = answer.body.get("usage") or {}
+    Its text may have megabytes: to be called in a thread."""
+    text = _format_line(custom_id, {"status_code": status, "request_id": request_id, "body": body}, None)
+    usage = body.get("usage") or {}
     prompt, output = ("input", "output") if "input_tokens" in usage else ("prompt", "completion")  # a response, a chat
     cached = (usage.get(f"{prompt}_tokens_details") or {}).get("cached_tokens", 0)
     reasoned = (usage.get(f"{output}_tokens_details") or {}).get("reasoning_tokens", 0)
@@ -204,7 +176,7 @@ def answered_line(number: int, custom_id: str, answer: AnsweredLine) -> LineResu
     cost = usage.get("cost") or {}
     millijoules = round(1e3 * cost.get("joules", 0))
     spent = round(1e6 * cost.get("device_seconds", 0)), millijoules, millijoules * (cost.get("energy") == "modelled")
-    return LineResult(number, answer.status < 400, text, *tokens, *spent)
+    return LineResult(number, status < 400, text, *tokens, *spent)
 
 
 def error_line(custom_id: str | None, code: str, message: str) -> str:
@@ -212,9 +184,9 @@ def error_line(custom_id: str | None, code: str, message: str) -> str:
     return _format_line(custom_id, None, {"code": code, "message": message})
 
 
-def lost_line(number: int, message: str) -> LineResult:
-    """Return the result of a line that can no longer be read."""
-    return LineResult(number, False, error_line(None, "file_not_found", f"line {number}: {message}"))
+def failed_line(number: int, custom_id: str | None, code: str, message: str) -> LineResult:
+    """Return the result of a line that gets no answer."""
+    return LineResult(number, False, error_line(custom_id, code, message))
 
 
 def _format_line(custom_id: str | None, response: dict[str, Any] | None, error: dict[str, str] | None) -> str:

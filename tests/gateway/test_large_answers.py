@@ -23,7 +23,7 @@ from alignedserve.gateway.openai.strict import parse_body
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.openai.writing import PART_BYTES, ascii_json, json_parts
 from alignedserve.gateway.responses.keeping import ResponseKeeper
-from alignedserve.jobs.lines import AnsweredLine, answered_line
+from alignedserve.jobs.lines import answered_line
 from alignedserve.owner.client import Delivered
 from alignedserve.store.storage import LazyStorage
 from alignedserve.store.store import Holder
@@ -197,7 +197,7 @@ def test_a_small_answer_has_its_length(gateway: Gateway) -> None:
 def test_the_line_of_a_batch_is_the_same_however_large_it_is() -> None:
     entries = [{"token": "ü\u2028😀", "logprob": -0.5, "bytes": [at]} for at in range(9_000)]
     body = {"choices": iter([{"logprobs": {"content": iter(entries)}}]), "usage": {"completion_tokens": 9_000}}
-    line = answered_line(7, "seven", AnsweredLine(200, "req-a", body))
+    line = answered_line(7, "seven", "req-a", 200, body)
     assert (line.line, line.is_ok, line.output_tokens) == (7, True, 9_000)
     assert line.text.isascii()
     assert json.loads(line.text)["response"]["body"]["choices"] == [{"logprobs": {"content": entries}}]

@@ -15,10 +15,9 @@ from alignedserve.config.prices import Prices
 from alignedserve.gateway.batches import batch_object
 from alignedserve.jobs.lines import (
     MOST_PROBLEMS,
-    AnsweredLine,
-    FileVerdict,
     LineRules,
     RawLine,
+    Verdict,
     answered_line,
     check_file,
     custom_id_of,
@@ -35,12 +34,12 @@ def line(custom_id: Any = "a", **fields: Any) -> bytes:
     return json.dumps(whole | fields).encode()
 
 
-def checked(*lines: bytes, rules: LineRules = RULES) -> FileVerdict:
+def checked(*lines: bytes, rules: LineRules = RULES) -> Verdict:
     return check_file(io.BytesIO(b"\n".join(lines)), rules)
 
 
 def test_a_valid_file() -> None:
-    assert checked(line("a"), line("b")) == FileVerdict(2, "demo", ())
+    assert checked(line("a"), line("b")) == (2, "demo", ())
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
@@ -48,9 +47,9 @@ def test_a_valid_file() -> None:
 @pytest.mark.parametrize("last", [b"", b"\n", b"\n\n  \r\n"])
 def test_however_lines_end(end: bytes, mark: bytes, last: bytes) -> None:
     file = mark + line("a") + end + end + line("ü") + last
-    assert check_file(io.BytesIO(file), RULES) == FileVerdict(2, "demo", ())
+    assert check_file(io.BytesIO(file), RULES) == (2, "demo", ())
     found = list(raw_lines(io.BytesIO(file), 1_000))
-    assert [read_checked_line(raw).custom_id for raw in found] == ["a", "ü"]
+    assert [read_checked_line(raw)[0] for raw in found] == ["a", "ü"]
     assert [raw.number for raw in found] == [1, 3]
     assert [file[raw.offset : raw.offset + len(raw.data)] for raw in found] == [line("a"), line("ü")]
 
@@ -77,9 +76,9 @@ def test_however_lines_end(end: bytes, mark: bytes, last: bytes) -> None:
     ],
 )
 def test_one_wrong_line_is_named_and_no_line_is_valid_alone(wrong: bytes, code: str, said: str) -> None:
-    verdict = checked(line("first"), wrong, line("last"))
-    assert [(problem.code, problem.line) for problem in verdict.problems] == [(code, 2)]
-    assert said in verdict.problems[0].message
+    _, _, problems = checked(line("first"), wrong, line("last"))
+    assert [(problem.code, problem.line) for problem in problems] == [(code, 2)]
+    assert said in problems[0].message
 
 
 @pytest.mark.parametrize(
@@ -100,29 +99,29 @@ def test_a_line_may_be_as_long_as_is_allowed() -> None:
     padded = longest.replace(b'"p": ""', b'"p": "' + b"y" * (1_000 - len(longest)) + b'"')
     assert len(padded) == 1_000
     for file in (padded, padded + b"\n", padded + b"\r\n" + line("z")):
-        assert check_file(io.BytesIO(file), RULES).problems == ()
+        assert check_file(io.BytesIO(file), RULES)[2] == ()
     longer = padded.replace(b"y", b"yy", 1)
-    assert [problem.code for problem in checked(longer, line("z")).problems] == ["line_too_long"]
+    assert [problem.code for problem in checked(longer, line("z"))[2]] == ["line_too_long"]
 
 
 def test_no_more_problems_are_told_than_a_person_would_read() -> None:
     rules = LineRules(Endpoint.CHAT, ("demo",), 10_000, 1_000)
-    assert len(checked(*[b"{"] * 1_000, rules=rules).problems) == MOST_PROBLEMS
+    assert len(checked(*[b"{"] * 1_000, rules=rules)[2]) == MOST_PROBLEMS
 
 
 def test_an_empty_file_and_a_file_with_too_many_lines() -> None:
-    assert [problem.code for problem in checked(b"", b"  ").problems] == ["empty_file"]
+    assert [problem.code for problem in checked(b"", b"  ")[2]] == ["empty_file"]
     many = [line(str(number)) for number in range(101)]
-    assert [(problem.code, problem.line) for problem in checked(*many).problems] == [("too_many_requests", 101)]
+    assert [(problem.code, problem.line) for problem in checked(*many)[2]] == [("too_many_requests", 101)]
 
 
 def test_lines_of_ten_megabytes_are_not_held_in_memory() -> None:
     file = io.BytesIO(b"\n".join([b"x" * 10_000_000, line("a"), b"y" * 10_000_000]))
     tracemalloc.start()
-    verdict = check_file(file, RULES)
+    _, _, problems = check_file(file, RULES)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert [(problem.code, problem.line) for problem in verdict.problems] == [
+    assert [(problem.code, problem.line) for problem in problems] == [
         ("line_too_long", 1),
         ("line_too_long", 3),
     ]
@@ -159,16 +158,16 @@ def test_whatever_bytes_there_are_they_are_read_as_python_splits_them(data: byte
     ids=["chat", "response"],
 )
 def test_the_tokens_of_an_answer_count_for_its_line(usage: dict[str, Any]) -> None:
-    result = answered_line(3, "c", AnsweredLine(200, "r", {"usage": usage}))
+    result = answered_line(3, "c", "r", 200, {"usage": usage})
     counted = result.input_tokens, result.cached_tokens, result.output_tokens, result.reasoning_tokens
     assert counted == (9, 4, 7, 5)
-    assert answered_line(3, "c", AnsweredLine(200, "r", {"usage": {"prompt_tokens": 9}})).reasoning_tokens == 0
+    assert answered_line(3, "c", "r", 200, {"usage": {"prompt_tokens": 9}}).reasoning_tokens == 0
 
 
 @pytest.mark.parametrize(("energy", "modelled"), [("rapl", 0.0), ("modelled", 5.021)])
 def test_a_batch_says_what_its_answers_used(energy: str, modelled: float) -> None:
     costs = [{"cost": {"device_seconds": 1.25, "joules": 5.021, "energy": energy}}, {}]
-    results = [answered_line(at, "c", AnsweredLine(200, "r", {"usage": usage})) for at, usage in enumerate(costs)]
+    results = [answered_line(at, "c", "r", 200, {"usage": usage}) for at, usage in enumerate(costs)]
     job = Job("batch_1", "key", "file-1", Endpoint.CHAT, "24h", 1_000, 87_400)
     usage = batch_object(job, results[0].counts + results[1].counts, Prices())["usage"]
     assert usage["cost"] == {"device_seconds": 1.25, "joules": 5.021, "modelled_joules": modelled}
@@ -188,5 +187,5 @@ def test_a_batch_has_so_many_inputs(per_line: int, is_kept: bool) -> None:
     line: dict[str, Any] = {"method": "POST", "url": "/v1/embeddings", "body": body}
     made = [{"custom_id": str(at), **line} for at in range(2)]
     made.append(made[0] | {"custom_id": "tokens", "body": {"model": "demo", "input": [1] * 9}})
-    verdict = check_file(io.BytesIO("\n".join(map(json.dumps, made[: 2 + (not is_kept)])).encode()), rules)
-    assert [problem.code for problem in verdict.problems] == ([] if is_kept else ["too_many_requests"])
+    _, _, problems = check_file(io.BytesIO("\n".join(map(json.dumps, made[: 2 + (not is_kept)])).encode()), rules)
+    assert [problem.code for problem in problems] == ([] if is_kept else ["too_many_requests"])

@@ -180,10 +180,10 @@ class Runner(_Work):
 
     async def end(self, job: Job, num_lines: int) -> None:
         status = JobStatus.CANCELLED if job.status is JobStatus.CANCELLING else JobStatus.COMPLETED
-        ended = await assemble(self.storage, job, status, 10**6, 1_003, LATE)
-        files = {file.id: state_of_file(lines_of(job.id, num_lines)) for file in ended.files}
-        with self.change(files | {job.id: state_of_job(status, num_lines)}):
-            await self.store.save_job(ended.job, self.fence, ended.files)
+        ended, files = await assemble(self.storage, job, status, 10**6, 1_003, LATE)
+        states = {file.id: state_of_file(lines_of(job.id, num_lines)) for file in files}
+        with self.change(states | {job.id: state_of_job(status, num_lines)}):
+            await self.store.save_job(ended, self.fence, files)
 
 
 def jobs_on(disk: Path, seed: int) -> JobsConfig:
