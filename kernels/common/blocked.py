@@ -119,7 +119,7 @@ class BlockedLinear(QuantisedLinear):
         return _BlockedPath(self._kernels, self._blocks, self.bias, self.shape.dtype)
 
 
-class _BlockedPath:
+class _BlockedPath(LinearPath):
     def __init__(
         self, kernels: MultipliesBlocks, weight: BlockedWeight, bias: Tensor | None, dtype: torch.dtype
     ) -> None:

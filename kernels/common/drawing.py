@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from alignedserve.core import Sampling
 
 WIDTH = 128  # columns of a block
 _LEAST = torch.finfo(torch.float32).min  # impossible tokens (-inf) lie below
@@ -67,26 +69,6 @@ LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-30, 1e38  # fp32 has no numbers beyond 
 _LIKELY = (1e-3, 1e-5)  # the least probability that top-p looks at: first try, second try
 
 
-class DrawWish(Protocol):
-    """How the token of a row is drawn."""
-
-    @property
-    def temperature(self) -> float:
-        """Return the temperature; 0 takes the likeliest token, whatever the other numbers are."""
-
-    @property
-    def top_k(self) -> int:
-        """Return how many of the likeliest tokens are kept; 0 keeps all."""
-
-    @property
-    def top_p(self) -> float:
-        """Return the probability that the kept tokens reach together; 1 keeps all."""
-
-    @property
-    def min_p(self) -> float:
-        """Return the least probability of a kept token, as a share of the likeliest; 0 keeps all."""
-
-
 class Likeliest(NamedTuple):
     """Log-probabilities of one token of each row and of the row's likeliest tokens."""
 
@@ -103,9 +85,9 @@ def greedy(logits: Tensor) -> Tensor:
 
 
 def draw(
-    logits: Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float], greedy: Callable[[Tensor], Tensor] = greedy
+    logits: Tensor, wishes: Sequence[Sampling], numbers: Sequence[float], greedy: Callable[[Tensor], Tensor] = greedy
 ) -> Tensor:
-    """Return [rows] a token of each row, by its wish and a random number in [0, 1); the logits are overwritten."""
+    """Return [rows] a token of each row, by its sampling and a random number in [0, 1); the logits are overwritten."""
     tokens = greedy(logits)
     if not any(wish.temperature > 0 for wish in wishes):
         return tokens
@@ -118,7 +100,7 @@ def draw(
     return tokens
 
 
-def _drawn(logits: Tensor, likeliest: Tensor, wishes: Sequence[DrawWish], numbers: Tensor) -> Tensor:
+def _drawn(logits: Tensor, likeliest: Tensor, wishes: Sequence[Sampling], numbers: Tensor) -> Tensor:
     """Return a token of each row, where all rows are sampled; the logits are overwritten."""
     temperatures = torch.tensor([wish.temperature for wish in wishes], dtype=torch.double)
     temperatures = temperatures.clamp(LEAST_TEMPERATURE, MOST_TEMPERATURE).to(logits)
@@ -142,7 +124,7 @@ def _drawn(logits: Tensor, likeliest: Tensor, wishes: Sequence[DrawWish], number
     return tokens
 
 
-def _leave_out_unlikely(shares: Tensor, largest: Tensor, wishes: Sequence[DrawWish]) -> None:
+def _leave_out_unlikely(shares: Tensor, largest: Tensor, wishes: Sequence[Sampling]) -> None:
     """Apply min_p: set the share of tokens that are too far below the likeliest to zero."""
     least = [wish.min_p for wish in wishes]
     if any(least):

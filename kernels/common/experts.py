@@ -20,32 +20,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from alignedserve.architectures.routing import Routing, Scores
+from alignedserve.architectures.routing import Clamp, Routing, Scores
 from alignedserve.kernels.common.linear import Linear
 
 LEAST_SUM = 1e-20  # of shares, before they are divided by it
 
 
 @dataclass(frozen=True)
-class Clamped:
-    """Gate and up are clamped, and become (up + 1) * gate * sigmoid(slope * gate), in place of silu(gate) * up."""
-
-    limit: float
-    slope: float
-
-
-@dataclass(frozen=True)
 class ExpertWeights:
     ups: Sequence[Linear]  # one of each expert: gate and up
     downs: Sequence[Linear]
-    clamped: Clamped | None
+    clamp: Clamp | None
     taken: int  # experts of a row
     weighs_inputs: bool  # whether a share is a factor of what an expert reads, not of what it makes
     addresses: Tensor  # int64 [4, experts], as drawn above
 
     @classmethod
     def from_layers(
-        cls, ups: Sequence[Linear], downs: Sequence[Linear], clamped: Clamped | None, taken: int, weighs_inputs: bool
+        cls, ups: Sequence[Linear], downs: Sequence[Linear], clamp: Clamp | None, taken: int, weighs_inputs: bool
     ) -> ExpertWeights:
         """Return the weights of these experts, which must be plain numbers, alike in shape, dtype and biases."""
         for layers in (ups, downs):
@@ -57,7 +49,7 @@ class ExpertWeights:
             for column in ([layer.memory for layer in layers], [layer.bias for layer in layers])
         ]
         table = torch.tensor(rows, dtype=torch.int64, device=ups[0].memory.device)
-        return cls(ups, downs, clamped, taken, weighs_inputs, table)
+        return cls(ups, downs, clamp, taken, weighs_inputs, table)
 
     def __len__(self) -> int:
         return len(self.ups)
@@ -66,7 +58,7 @@ class ExpertWeights:
     def kind(self) -> Hashable:
         """Return what layers have in common for which kernels are compiled and measured once."""
         layers = self.ups[0], self.downs[0]
-        return len(self), self.taken, self.clamped, *((layer.shape, layer.bias is None) for layer in layers)
+        return len(self), self.taken, self.clamp, *((layer.shape, layer.bias is None) for layer in layers)
 
     @property
     def hidden(self) -> int:
@@ -127,11 +119,15 @@ def add_experts(x: Tensor, experts: ExpertWeights, chosen: Tensor, shares: Tenso
 
 def _made(x: Tensor, experts: ExpertWeights, expert: int) -> Tensor:
     """Return what one expert makes of rows."""
-    up, down, clamped = experts.ups[expert], experts.downs[expert], experts.clamped
-    gate, raised = F.linear(x, up.memory, up.bias).chunk(2, dim=-1)
-    if clamped is None:
-        inner = F.silu(gate) * raised
-    else:
-        gate, raised = gate.clamp(max=clamped.limit), raised.clamp(-clamped.limit, clamped.limit)
-        inner = (raised + 1) * (gate * torch.sigmoid(gate * clamped.slope))
+    up, down = experts.ups[expert], experts.downs[expert]
+    both = F.linear(x, up.memory, up.bias)
+    gate, raised = both.chunk(2, dim=-1)
+    inner = F.silu(gate) * raised if experts.clamp is None else clamped(both, experts.clamp)
     return F.linear(inner, down.memory, down.bias)
+
+
+def clamped(gate_up: Tensor, clamp: Clamp) -> Tensor:
+    """Return (up + 1) * gate * sigmoid(slope * gate), both clamped before."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * clamp.slope))

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from alignedserve.kernels.common.linear import Linear, LinearPath, Way, widened
+from alignedserve.kernels.common.linear import Linear, LinearPath, Way
 from alignedserve.kernels.common.quantised import QuantisedLinear, QuantisedWeight
 
 log = logging.getLogger("alignedserve.kernels")
@@ -146,16 +146,10 @@ class Fp8Linear(QuantisedLinear):
         return _Fp8Path(self._weight, self.bias, self._rows_in_fp8)
 
 
-class _Fp8Path:
+class _Fp8Path(LinearPath):
     def __init__(self, weight: Fp8Weight, bias: Tensor | None, rows_in_fp8: RowsInFp8) -> None:
         self._weight, self._bias, self._rows_in_fp8 = weight, bias, rows_in_fp8
 
     def __call__(self, x: Tensor) -> Tensor:
         made = _product(*self._rows_in_fp8(x), self._weight)
         return made if self._bias is None else made.add_(self._bias)
-
-    def add_to(self, x: Tensor, residual: Tensor) -> None:
-        residual.add_(self(x))
-
-    def wide(self, x: Tensor, out: Tensor | None) -> Tensor:
-        return widened(self(x), out)

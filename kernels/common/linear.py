@@ -9,12 +9,12 @@ with torch alone.
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from ctypes import Structure, addressof, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from itertools import groupby
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -76,14 +76,17 @@ def _ranges(ways: tuple[Way, ...]) -> Iterator[str]:
             yield f"{way.value} to {last} rows"
 
 
-class LinearPath(Protocol):
+class LinearPath(ABC):
     """A linear layer that is computed in one of the ways."""
 
-    def __call__(self, x: Tensor, /) -> Tensor: ...
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor: ...
 
-    def add_to(self, x: Tensor, residual: Tensor, /) -> None: ...
+    def add_to(self, x: Tensor, residual: Tensor) -> None:
+        residual.add_(self(x))
 
-    def wide(self, x: Tensor, out: Tensor | None, /) -> Tensor: ...
+    def wide(self, x: Tensor, out: Tensor | None) -> Tensor:
+        return self(x).float() if out is None else out.copy_(self(x))
 
 
 Total = Callable[[Tensor], None]  # sums a tensor in place over all ranks that have a share of it
@@ -228,7 +231,7 @@ class Linear:
         return _TorchPath(self.memory, self.bias)
 
 
-class _AdaptedPath:
+class _AdaptedPath(LinearPath):
     def __init__(self, path: LinearPath, adapt: Adapt) -> None:
         self._path, self._adapt = path, adapt
 
@@ -241,11 +244,8 @@ class _AdaptedPath:
         self._path.add_to(x, residual)
         self._adapt(x, residual)
 
-    def wide(self, x: Tensor, out: Tensor | None) -> Tensor:
-        return widened(self(x), out)
 
-
-class _SummedPath:
+class _SummedPath(LinearPath):
     def __init__(self, share: LinearPath, total: Total) -> None:
         self._share, self._total = share, total
 
@@ -254,14 +254,8 @@ class _SummedPath:
         self._total(out)
         return out
 
-    def add_to(self, x: Tensor, residual: Tensor) -> None:
-        residual.add_(self(x))
 
-    def wide(self, x: Tensor, out: Tensor | None) -> Tensor:
-        return widened(self(x), out)
-
-
-class _TorchPath:
+class _TorchPath(LinearPath):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = weight, bias
         self._transposed = weight.t()
@@ -273,14 +267,7 @@ class _TorchPath:
         if self._bias is None:
             residual.addmm_(x, self._transposed)
         else:
-            residual.add_(self(x))
-
-    def wide(self, x: Tensor, out: Tensor | None) -> Tensor:
-        return widened(self(x), out)
-
-
-def widened(made: Tensor, out: Tensor | None) -> Tensor:
-    return made.float() if out is None else out.copy_(made)
+            super().add_to(x, residual)
 
 
 class CLayer(Structure):
@@ -304,7 +291,7 @@ class CLayer(Structure):
         return cls(weight.data_ptr(), of_bias, inputs, out, DTYPES[weight.dtype], 0, None)
 
 
-class NativePath:
+class NativePath(LinearPath):
     def __init__(self, library: Library, layer: CLayer, shape: LayerShape, alive: object) -> None:
         self._alive = layer, alive  # C++ has only addresses of them
         self._out, self._inputs, self._dtype = shape.out, shape.inputs, shape.dtype

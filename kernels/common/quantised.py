@@ -28,7 +28,6 @@ from alignedserve.kernels.common.linear import (
     NativePath,
     Tuning,
     Way,
-    widened,
 )
 from alignedserve.kernels.library import DTYPES, Library
 
@@ -417,7 +416,7 @@ class PanelLinear(QuantisedLinear):
         return super().by(way)
 
 
-class ExpandingPath:
+class ExpandingPath(LinearPath):
     """Expand the weight in each call, and multiply in torch."""
 
     def __init__(self, packed: Packing, bias: Tensor | None, dtype: torch.dtype) -> None:
@@ -425,9 +424,3 @@ class ExpandingPath:
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self._packed.unpacked.expanded().to(self._dtype), self._bias)
-
-    def add_to(self, x: Tensor, residual: Tensor) -> None:
-        residual.add_(self(x))
-
-    def wide(self, x: Tensor, out: Tensor | None) -> Tensor:
-        return widened(self(x), out)

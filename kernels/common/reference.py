@@ -22,12 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from alignedserve.architectures.routing import Routing
+from alignedserve.core import Sampling
 from alignedserve.errors import NotFinite
 from alignedserve.kernels.common import drawing
 from alignedserve.kernels.common.adapters import StepAdapters
 from alignedserve.kernels.common.blocked import BlockedWeight
 from alignedserve.kernels.common.decoder import Decoder, DecoderLayer
-from alignedserve.kernels.common.drawing import DrawWish, Likeliest
+from alignedserve.kernels.common.drawing import Likeliest
 from alignedserve.kernels.common.experts import ExpertWeights, add_experts, route
 from alignedserve.kernels.common.fp8 import AnyQuantised, Fp8Weight
 from alignedserve.kernels.common.int8_kv import dequantise_vectors, heads_written, keeps_int8, quantise_vectors
@@ -182,18 +183,8 @@ class Reference:
         normed = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
         return (weight * normed.to(weight.dtype)).to(x.dtype)
 
-    def add_rms_norm(self, x: Tensor, more: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Add `more` to x in place, and return the norm of x."""
-        x += more
-        return self.rms_norm(x, weight, eps)
-
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
-
-    def add_layer_norm(self, x: Tensor, more: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        """Add `more` to x in place, and return the norm of x."""
-        x += more
-        return self.layer_norm(x, weight, bias, eps)
 
     def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Apply rotary positions in place: heads [rows, heads, head_dim], cos and sin [rows, rotary_dim / 2] in fp32.
@@ -223,7 +214,7 @@ class Reference:
 
     # --- From logits to tokens: drawing.py
 
-    def draw(self, logits: Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float]) -> Tensor:
+    def draw(self, logits: Tensor, wishes: Sequence[Sampling], numbers: Sequence[float]) -> Tensor:
         """Return a token of each row, [rows]; NONE where no token is possible. The logits are overwritten."""
         return drawing.draw(logits, wishes, numbers)
 

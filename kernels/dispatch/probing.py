@@ -6,18 +6,18 @@ A kernel that does not compile, or is wrong on this device, is replaced by the t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from alignedserve.architectures.routing import Routing, Scores
+from alignedserve.architectures.routing import Clamp, Routing, Scores
+from alignedserve.core import Sampling
 from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.adapters import AdapterPart, AdapterWeights, LayerAdapter, StepAdapters
 from alignedserve.kernels.common.blocked import BlockedWeight
-from alignedserve.kernels.common.experts import Clamped, ExpertWeights
+from alignedserve.kernels.common.experts import ExpertWeights
 from alignedserve.kernels.common.failing import in_a_line
 from alignedserve.kernels.common.quantised import quantised
 from alignedserve.kernels.common.reference import Reference
@@ -145,23 +145,19 @@ def _gathered(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     return out
 
 
-def _levels(kernels: Reference, made: Callable[..., Tensor], *, back: bool) -> Tensor:
+def _levels(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     rows = made(2, 5, _SIZE)
     q = torch.empty(rows.shape, dtype=torch.uint8, device=rows.device)
     least, step = torch.empty((2, 2, _SIZE), dtype=torch.float32, device=rows.device)
-    (Reference() if back else kernels).quantise(rows, q, least, step)
-    if not back:
-        mean: Tensor = least + q.float().mean(1) * step
-        return mean
-    out = torch.empty_like(rows)
-    kernels.dequantise(q, least, step, out)
-    return out
+    kernels.quantise(rows, q, least, step)
+    mean: Tensor = least + q.float().mean(1) * step
+    return mean
 
 
 def _sampled(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     """Return tokens that are drawn in each way."""
-    logits = 3 * made(len(_WISHES), 1000).float()
-    return kernels.draw(logits, _WISHES, [0.1 + 0.2 * number for number in range(len(_WISHES))])
+    logits = 3 * made(len(_DRAWN), 1000).float()
+    return kernels.draw(logits, _DRAWN, [0.1 + 0.2 * number for number in range(len(_DRAWN))])
 
 
 def _logprobs(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
@@ -207,13 +203,13 @@ def _routed(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
 def _by_experts(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     """Return what the experts of rows make: several of each row and one row alone, with biases and without."""
     out = list[Tensor]()
-    for rows, clamped in ((5, None), (1, None), (5, Clamped(1.0, 1.5))):
+    for rows, clamp in ((5, None), (1, None), (5, Clamp(limit=1.0, slope=1.5))):
         ups, downs = made(4, 48, _SIZE) / 6, made(4, _SIZE, 24) / 5
         layers = [
-            [kernels.linear(each, made(each.shape[0]) if clamped else None) for each in weights]
+            [kernels.linear(each, made(each.shape[0]) if clamp else None) for each in weights]
             for weights in (ups, downs)
         ]
-        weights = ExpertWeights.from_layers(layers[0], layers[1], clamped, 2, clamped is not None)
+        weights = ExpertWeights.from_layers(layers[0], layers[1], clamp, 2, clamp is not None)
         x, chosen = made(rows, _SIZE), made(rows, 4).topk(2, dim=1).indices
         out.append(
             _in_place(made(rows, _SIZE), partial(kernels.add_experts, x, weights, chosen, made(rows, 2).float()))
@@ -228,20 +224,9 @@ def _expanded(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     return cache
 
 
-@dataclass(frozen=True)
-class _ProbeWish:
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-
-_WISHES = (
-    _ProbeWish(),
-    _ProbeWish(0.7),
-    _ProbeWish(0.9, top_k=20),
-    _ProbeWish(1.2, top_p=0.8, min_p=0.01),
-    _ProbeWish(0.5, 50, 0.9),
+_DRAWN = (
+    *(Sampling(), Sampling(0.7), Sampling(0.9, top_k=20)),
+    *(Sampling(1.2, top_p=0.8, min_p=0.01), Sampling(0.5, 50, 0.9)),
 )
 _AT = torch.tensor([3, 40, 70])
 _TRIALS: dict[str, Trial] = {
@@ -253,9 +238,7 @@ _TRIALS: dict[str, Trial] = {
         made(6, 4, 2 * _SIZE), _cache(made), _spans(), 0.2, _SIZE + 20
     ),
     "rms_norm": lambda kernels, made: kernels.rms_norm(made(3, _SIZE), made(_SIZE), 1e-5),
-    "add_rms_norm": lambda kernels, made: kernels.add_rms_norm(made(3, _SIZE), made(3, _SIZE), made(_SIZE), 1e-5),
     "layer_norm": lambda kernels, made: kernels.layer_norm(made(3, _SIZE), made(_SIZE), made(_SIZE), 1e-5),
-    "add_layer_norm": lambda kernels, made: kernels.add_layer_norm(made(3, _SIZE), made(3, _SIZE), None, None, 1e-5),
     "rotate": lambda kernels, made: _in_place(
         made(3, 2, _SIZE), lambda x: kernels.rotate(x, made(3, 8).float(), made(3, 8).float())
     ),
@@ -271,8 +254,7 @@ _TRIALS: dict[str, Trial] = {
     ),
     "draw": _sampled,
     "logprobs": _logprobs,
-    "quantise": lambda kernels, made: _levels(kernels, made, back=False),
-    "dequantise": lambda kernels, made: _levels(kernels, made, back=True),
+    "quantise": _levels,
     "expand": _expanded,
 }
 KERNELS = _TRIALS.keys()

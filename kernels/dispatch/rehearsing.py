@@ -8,10 +8,10 @@ while kernels are compiled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import torch
 
+from alignedserve.core import Sampling
 from alignedserve.kernels.common.experts import ExpertWeights
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.scoring import Scoring
@@ -28,20 +28,7 @@ REHEARSED = 4  # attention of decodes and of a prompt, drawing, logprobs
 OF_LAYERS = (8, 32, 64, 128, 1024)  # rows: products with quantised weights have tiles of up to 16, 32, 64 and 128
 
 
-@dataclass(frozen=True)
-class _RehearsalWish:
-    temperature: float
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-
-_WISHES = (
-    _RehearsalWish(0.0),
-    _RehearsalWish(0.8),
-    _RehearsalWish(0.8, top_k=50),
-    _RehearsalWish(0.8, top_k=50, top_p=0.95),
-)
+_DRAWN = (Sampling(), Sampling(0.8), Sampling(0.8, top_k=50), Sampling(0.8, top_k=50, top_p=0.95))
 
 
 @torch.inference_mode()
@@ -66,8 +53,8 @@ def rehearse(
         _attend(kernels, cache, dtype, heads, head_dim, requests, queries, length, latent_rank)
         advance()
     logits = torch.randn(_ROWS, words, device=cache.device)
-    wishes = [_WISHES[row % len(_WISHES)] for row in range(_ROWS)]
-    tokens = kernels.draw(logits.clone(), wishes, [(row + 0.5) / _ROWS for row in range(_ROWS)])
+    samplings = [_DRAWN[row % len(_DRAWN)] for row in range(_ROWS)]
+    tokens = kernels.draw(logits.clone(), samplings, [(row + 0.5) / _ROWS for row in range(_ROWS)])
     advance()
     kernels.logprobs(logits, tokens, [min(_TOP, words)] * _ROWS)
     advance()

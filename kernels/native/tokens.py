@@ -8,8 +8,8 @@ from ctypes import c_float, c_int, c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from alignedserve.core import Sampling
 from alignedserve.kernels.common import drawing
-from alignedserve.kernels.common.drawing import DrawWish
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import PanelLinear, QuantisedLinear, QuantisedWeight
 from alignedserve.kernels.library import DTYPES, Library
@@ -34,7 +34,7 @@ class NativeTokens(NativeLibrary):
     def quantised(self, weight: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> QuantisedLinear:
         return PanelLinear(weight, bias, self.library, dtype)
 
-    def draw(self, logits: Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float]) -> Tensor:
+    def draw(self, logits: Tensor, wishes: Sequence[Sampling], numbers: Sequence[float]) -> Tensor:
         return drawing.draw(logits, wishes, numbers, self._greedy)
 
     def _greedy(self, logits: Tensor) -> Tensor:
@@ -47,51 +47,21 @@ class NativeTokens(NativeLibrary):
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if x.dim() == 3:
-            return self._rms_norm_of_heads(x, weight, eps)
-        if not _plain_rows(x) or not _weighs(weight, x):
+        known = x.dim() in (2, 3) and x.stride(-1) == 1 and x.dtype in DTYPES
+        if not known or weight.dtype not in (x.dtype, torch.float32):
             return super().rms_norm(x, weight, eps)
-        rows, width = x.shape
-        return self._rms_normed(x, None, weight, (rows, 1, width, x.stride(0), 0, 0), eps)
-
-    def _rms_norm_of_heads(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        row, head, within = x.stride()
-        if within != 1 or x.dtype not in DTYPES or not _weighs(weight, x):
-            return super().rms_norm(x, weight, eps)
-        return self._rms_normed(x, None, weight, (*x.shape, row, head, 0), eps)
-
-    def add_rms_norm(self, x: Tensor, more: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if not _addable(x, more) or not _weighs(weight, x):
-            return super().add_rms_norm(x, more, weight, eps)
-        rows, width = x.shape
-        return self._rms_normed(x, more, weight, (rows, 1, width, x.stride(0), 0, more.stride(0)), eps)
-
-    def _rms_normed(self, x: Tensor, more: Tensor | None, weight: Tensor, where: tuple[int, ...], eps: float) -> Tensor:
-        out = x.new_empty(x.shape)
-        added, wide = None if more is None else more.data_ptr(), weight.dtype is torch.float32
-        read = (DTYPES[x.dtype], x.data_ptr(), added, weight.data_ptr(), wide)
-        self._rms_norm(*read, out.data_ptr(), *where, eps)
+        where = (*x.shape, *x.stride()[:2]) if x.dim() == 3 else (len(x), 1, x.shape[1], x.stride(0), 0)
+        out, wide = x.new_empty(x.shape), weight.dtype is torch.float32
+        read = (DTYPES[x.dtype], x.data_ptr(), None, weight.data_ptr(), wide)
+        self._rms_norm(*read, out.data_ptr(), *where, 0, eps)
         return out
 
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        if not _plain_rows(x) or not _all_of(x.dtype, weight, bias):
+        if not _plain_rows(x) or any(of is not None and of.dtype is not x.dtype for of in (weight, bias)):
             return super().layer_norm(x, weight, bias, eps)
-        return self._layer_normed(x, None, weight, bias, eps)
-
-    def add_layer_norm(self, x: Tensor, more: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        if not _addable(x, more) or not _all_of(x.dtype, weight, bias):
-            return super().add_layer_norm(x, more, weight, bias, eps)
-        return self._layer_normed(x, more, weight, bias, eps)
-
-    def _layer_normed(
-        self, x: Tensor, more: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
-    ) -> Tensor:
-        rows, width = x.shape
         out = torch.empty_like(x)
-        where = (rows, width, x.stride(0), 0 if more is None else more.stride(0))
-        tensors = (x, more, weight, bias, out)
-        pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-        self._layer_norm(DTYPES[x.dtype], *pointers, *where, eps)
+        pointers = [None if tensor is None else tensor.data_ptr() for tensor in (x, None, weight, bias, out)]
+        self._layer_norm(DTYPES[x.dtype], *pointers, *x.shape, x.stride(0), 0, eps)
         return out
 
     def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -127,15 +97,3 @@ class NativeTokens(NativeLibrary):
 def _plain_rows(x: Tensor) -> bool:
     """Return whether x is [rows, width] of a known dtype, with the numbers of a row side by side."""
     return x.dim() == 2 and x.stride(1) == 1 and x.dtype in DTYPES
-
-
-def _weighs(weight: Tensor, x: Tensor) -> bool:
-    return weight.dtype in (x.dtype, torch.float32)
-
-
-def _addable(x: Tensor, more: Tensor) -> bool:
-    return _plain_rows(x) and more.shape == x.shape and more.stride(1) == 1 and more.dtype is x.dtype
-
-
-def _all_of(dtype: torch.dtype, *tensors: Tensor | None) -> bool:
-    return all(tensor is None or tensor.dtype is dtype for tensor in tensors)

@@ -22,7 +22,7 @@ from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans
 from alignedserve.kernels.common.static_spans import StaticSpans
 from alignedserve.kernels.triton.int8_kv import scales_of, write_int8
-from alignedserve.kernels.triton.launch import interpreting, power_of_2, tuned
+from alignedserve.kernels.triton.launch import interpreting, power_of_2, processors, tuned
 from alignedserve.kernels.triton.pieces import OF_2, Partials, merge, piece_at, slots_of, weighed, write_piece
 from alignedserve.kernels.triton.rounding import from_bits_of_bf16
 from alignedserve.kernels.triton.schedule import NO_MERGE, NOTHING, Schedule, most_pieces, schedule, tiles_of
@@ -30,7 +30,7 @@ from alignedserve.kernels.triton.schedule import NO_MERGE, NOTHING, Schedule, mo
 _LEAST_ROWS = 16  # of a matrix product
 _CHUNK_ROWS = 64
 _LEAST_TOKENS = 32
-_PIECES_PER_PROCESSOR = 4
+_PIECES_PER_PROCESSOR = 4  # that run at once
 _NO_WINDOW = 2**30
 
 
@@ -204,8 +204,7 @@ class TritonAttention:
         self, spans: Spans, device: torch.device, queries: int, scoring: Scoring, decodes: bool, kv_heads: int
     ) -> _Placed | _PlacedAgain | None:
         """Return the schedule on the device, which all layers of a step share."""
-
-        room = self._room(device) // kv_heads
+        room = _PIECES_PER_PROCESSOR * processors(device) // kv_heads
 
         def plan() -> Schedule:
             return schedule(tiles_of(spans, queries, scoring, decodes=decodes), room)
@@ -218,12 +217,6 @@ class TritonAttention:
 
         reach = (scoring.window, scoring.stretch)
         return spans.kept((device, "pieces", queries, reach, decodes, kv_heads), make)
-
-    def _room(self, device: torch.device) -> int:
-        """Return how many pieces run at once."""
-        if device.type != "cuda":
-            return _PIECES_PER_PROCESSOR
-        return _PIECES_PER_PROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)
 
     def _run(
         self,

@@ -96,23 +96,6 @@ def _quantise(
 
 
 @triton.jit
-def _dequantise(
-    q, q_group, q_token, least, step, out, of_group, of_token, channels, LARGEST: tl.constexpr, WIDTH: tl.constexpr
-):
-    group = tl.program_id(0).to(tl.int64)
-    token = tl.program_id(1).to(tl.int64)
-    channel = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
-    there = channel < channels
-    level = tl.load(q + group * q_group + token * q_token + channel, mask=there, other=0).to(tl.float32)
-    low = tl.load(least + group * channels + channel, mask=there, other=0.0)
-    apart = tl.load(step + group * channels + channel, mask=there, other=0.0)
-    half_way = apart * (level * 0.5)
-    value = tl.minimum(tl.maximum(low + half_way + half_way, -LARGEST), LARGEST)
-    to = out + group * of_group + token * of_token + channel
-    tl.store(to, value.to(out.dtype.element_ty), mask=there)
-
-
-@triton.jit
 def _expand(
     cache,
     layer_stride,
@@ -169,15 +152,6 @@ class TritonCopies:
         )
         if odd.any():
             raise NotFinite("numbers that are to be quantised are not finite: their page stays as it is")
-
-    def dequantise(self, q: Tensor, least: Tensor, step: Tensor, out: Tensor) -> None:
-        groups, tokens, channels = q.shape
-        width = min(_CHANNELS, power_of_2(channels))
-        _dequantise[(groups, tokens, triton.cdiv(channels, width))](
-            *(q, q.stride(0), q.stride(1), least, step, out, out.stride(0), out.stride(1), channels),
-            LARGEST=LARGEST,
-            WIDTH=width,
-        )
 
     def expand(self, cache: Tensor, slots: Tensor, q: Tensor, least: Tensor, step: Tensor) -> None:
         layers, halves, tokens, size = q.shape

@@ -17,7 +17,6 @@ result depends on which program is first.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ import triton
 import triton.language as tl
 from alignedserve.architectures.routing import Routing, Scores
 from alignedserve.kernels.common.experts import LEAST_SUM, ExpertWeights
-from alignedserve.kernels.triton.launch import interpreting, power_of_2, tuned
+from alignedserve.kernels.triton.launch import interpreting, power_of_2, processors, tuned
 
 TILE_ROWS = (16, 32, 64, 128)  # the first that holds the pairs of an expert where all have as many, or the most
 _MOST_FP32 = 32  # rows of a tile
@@ -38,7 +37,6 @@ _LIKELY_OUTS = 64  # outputs that a tile is taken to have when the number of spl
 _WAVES = 2  # programs for each processor that splits aim at
 _LEAST_UNITS = 4  # of a split
 _MOST_SPLITS = 16
-_INTERPRETED = 4  # processors of a machine without a GPU
 _SCANNED = 1024  # pairs at a time
 _SUM_WIDTH = 1024
 _ALIGNED = 4  # numbers: for an address that is no multiple of 16 bytes Triton would compile another kernel
@@ -374,7 +372,7 @@ class _ExpertBlocks:
         """Return into how many splits inputs are cut."""
         units = triton.cdiv(inputs, _UNIT)
         tiles = self._most * triton.cdiv(outputs, _LIKELY_OUTS)
-        wanted = triton.cdiv(_WAVES * _processors(self.shares.device), tiles)
+        wanted = triton.cdiv(_WAVES * processors(self.shares.device), tiles)
         splits = max(1, min(wanted, units // _LEAST_UNITS, _MOST_SPLITS))
         return int(triton.cdiv(units, triton.cdiv(units, splits)))
 
@@ -382,19 +380,19 @@ class _ExpertBlocks:
         """Write what up and gate, or down, make of the rows of x."""
         experts, outputs, inputs = self._experts, out.shape[-1], x.shape[1]
         weights, biases = experts.addresses[:2] if is_gated else experts.addresses[2:]
-        clamped = experts.clamped
+        clamp = experts.clamp
 
         def grid(tile: Mapping[str, int]) -> tuple[int, int, int]:
             return (self._most, triton.cdiv(outputs, tile["OUTS"]), splits)
 
         _by_expert[grid](
             *(x, x.stride(0), self._owners, self._order, self.shares, weights, biases, out),
-            *(0.0 if clamped is None else clamped.limit, 0.0 if clamped is None else clamped.slope),
+            *(0.0 if clamp is None else clamp.limit, 0.0 if clamp is None else clamp.slope),
             *(self.pairs, inputs, outputs, triton.cdiv(triton.cdiv(inputs, _UNIT), splits)),
             TAKEN=self._taken if is_gated else 1,
             UNIT=_UNIT,
             GATED=is_gated,
-            CLAMPED=is_gated and clamped is not None,
+            CLAMPED=is_gated and clamp is not None,
             WEIGHS=is_gated and experts.weighs_inputs,
             HAS_BIAS=has_bias,
             ALONE=self._is_alone,
@@ -407,10 +405,3 @@ def tile_rows(pairs: int, experts: int, dtype: torch.dtype) -> int:
     """Return the rows of a block."""
     tiles = [tile for tile in TILE_ROWS if dtype is not torch.float32 or tile <= _MOST_FP32]
     return next((tile for tile in tiles if pairs <= tile * experts), tiles[-1])
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _INTERPRETED
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -157,6 +158,12 @@ def with_choice(number: int) -> Iterator[None]:
     finally:
         for kernel, choices in all_choices:
             kernel.configs = choices
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Return how many processors a GPU has; four where there is none, and an interpreter runs."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 4
 
 
 def power_of_2(count: int) -> int:

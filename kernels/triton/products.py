@@ -28,7 +28,8 @@ from alignedserve.kernels.common.blocked import BlockedLinear, BlockedWeight
 from alignedserve.kernels.common.fp8 import FP8, Fp8Weight
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import QuantisedLinear, QuantisedWeight
-from alignedserve.kernels.triton.launch import interpreting, power_of_2, tuned
+from alignedserve.kernels.triton.launch import interpreting, power_of_2, processors, tuned
+from alignedserve.kernels.triton.rounding import nearest
 
 TILE_ROWS = (16, 32, 64, 128)  # the first that holds all rows, or the most
 # Rows of a tile, so that four stages of it fit into the 99 kB of shared memory that every GPU has: of fp32, of whole
@@ -38,7 +39,6 @@ _LIKELY_OUTS = 64  # outputs of a tile, as the number of splits takes them
 _WAVES = 2  # programs for each processor that splits aim at
 _LEAST_BLOCKS = 4  # of a split
 _MOST_SPLITS = 32
-_INTERPRETED = 4  # processors of a machine without a GPU
 _FINISH_WIDTH, _ROW_WIDTH = 1024, 1024
 _MOST_OF_WARP = 4096  # sums
 _ALL = 1 << 30  # inputs of a group that has all of them
@@ -234,10 +234,7 @@ def _shrink(
         value = tl.load(x + row * row_stride + at, mask=at < inputs, other=0.0).to(tl.float32)
         value = tl.where(is_strange, 0.0, value) / scale
         if ROUNDS:
-            down = tl.floor(value)
-            odd_down = (down * 0.5 - tl.floor(down * 0.5)) > 0.0
-            up = ((value - down) > 0.5) | (((value - down) == 0.5) & odd_down)
-            value = down + tl.where(up, 1.0, 0.0)
+            value = nearest(value)
         value = tl.minimum(tl.maximum(value, -MOST * 1.0), MOST * 1.0)
         tl.store(out + row * inputs + at, value.to(out.dtype.element_ty), mask=at < inputs)
     tl.store(of_rows + row, tl.where(is_strange, float("nan"), scale))
@@ -315,7 +312,7 @@ class _Product:
 
     def _blocks_of_split(self) -> int:
         tiles = triton.cdiv(self._rows, self._tile) * triton.cdiv(self._weight.shape[0], _LIKELY_OUTS)
-        wanted = triton.cdiv(_WAVES * _processors(self._x.device), tiles)
+        wanted = triton.cdiv(_WAVES * processors(self._x.device), tiles)
         splits = max(1, min(wanted, self._blocks // _LEAST_BLOCKS, _MOST_SPLITS))
         return int(triton.cdiv(self._blocks, splits))
 
@@ -357,10 +354,3 @@ class _Product:
 def _nothing(device: torch.device) -> Tensor:
     """Return what stands for sums of splits where there are none: of their dtype, by which kernels are told apart."""
     return torch.empty(1, dtype=torch.float32, device=device)
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _INTERPRETED
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

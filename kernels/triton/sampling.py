@@ -17,7 +17,8 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from alignedserve.kernels.common.drawing import LEAST_TEMPERATURE, MOST_TEMPERATURE, NONE, DrawWish, Likeliest
+from alignedserve.core import Sampling
+from alignedserve.kernels.common.drawing import LEAST_TEMPERATURE, MOST_TEMPERATURE, NONE, Likeliest
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.triton.launch import tuned
 
@@ -241,7 +242,7 @@ def _logprobs(logits, stride, columns, tokens, tops, of_token, likeliest, values
 
 
 class TritonSampling:
-    def draw(self, logits: Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float]) -> Tensor:
+    def draw(self, logits: Tensor, wishes: Sequence[Sampling], numbers: Sequence[float]) -> Tensor:
         logits = _readable(logits)
         tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
         if len(tokens):

@@ -15,7 +15,6 @@ def _norm(
     x,
     row_stride,
     head_stride,
-    more,
     weight,
     bias,
     out,
@@ -24,7 +23,6 @@ def _norm(
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
     CENTRED: tl.constexpr,
-    ADDS: tl.constexpr,
     WEIGHS: tl.constexpr,
     SHIFTS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -32,14 +30,9 @@ def _norm(
     number = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, WIDTH)
     there = at < SIZE
-    own = x + (number // HEADS) * row_stride + (number % HEADS) * head_stride + at
-    value = tl.load(own, mask=there, other=0.0)
+    value = tl.load(x + (number // HEADS) * row_stride + (number % HEADS) * head_stride + at, mask=there, other=0.0)
     dtype = value.dtype
     wide = value.to(tl.float32)
-    if ADDS:
-        summed = wide + tl.load(more + number * SIZE + at, mask=there, other=0.0).to(tl.float32)
-        tl.store(own, summed.to(dtype), mask=there)
-        wide = summed.to(dtype).to(tl.float32)
     if CENTRED:
         wide = tl.where(there, wide - tl.sum(wide, 0) / SIZE, 0.0)
     normed = wide * (1.0 / tl.sqrt(tl.sum(wide * wide, 0) / SIZE + eps))
@@ -104,16 +97,10 @@ _GATED_WIDTH = 1024
 
 class TritonTokens:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return _normed(x, None, weight, None, eps, centred=False)
-
-    def add_rms_norm(self, x: Tensor, more: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return _normed(x, more, weight, None, eps, centred=False)
+        return _normed(x, weight, None, eps, centred=False)
 
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        return _normed(x, None, weight, bias, eps, centred=True)
-
-    def add_layer_norm(self, x: Tensor, more: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        return _normed(x, more, weight, bias, eps, centred=True)
+        return _normed(x, weight, bias, eps, centred=True)
 
     def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
         rows, count, _ = heads.shape
@@ -144,21 +131,16 @@ def _multiplied(gate_up: Tensor, *, is_gelu: bool) -> Tensor:
     return out
 
 
-def _normed(
-    x: Tensor, more: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, *, centred: bool
-) -> Tensor:
-    """Return the norm over the last dimension of any shape; a sum is written in place, so x must allow that."""
+def _normed(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *, centred: bool) -> Tensor:
+    """Return the norm over the last dimension of any shape."""
     by_head = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
     if by_head.stride(-1) != 1:
         by_head = by_head.contiguous()
-    if more is not None and by_head.data_ptr() != x.data_ptr():
-        raise ValueError(f"{tuple(x.shape)} of strides {x.stride()} cannot be added to in place")
     rows, heads, size = by_head.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if rows * heads:
         _norm[(rows * heads,)](
             *(by_head, by_head.stride(0), by_head.stride(1)),
-            x if more is None else more.contiguous(),
             x if weight is None else weight,
             x if bias is None else bias,
             *(out, eps),
@@ -166,7 +148,6 @@ def _normed(
             SIZE=size,
             WIDTH=power_of_2(size),
             CENTRED=centred,
-            ADDS=more is not None,
             WEIGHS=weight is not None,
             SHIFTS=bias is not None,
             WIDE=weight is not None and weight.dtype is torch.float32,

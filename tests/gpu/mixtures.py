@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from alignedserve.kernels.common.experts import Clamped, ExpertWeights
+from alignedserve.architectures.routing import Clamp
+from alignedserve.kernels.common.experts import ExpertWeights
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.reference import Reference
 
@@ -20,7 +21,7 @@ class MixtureCase:
     up: torch.Tensor  # [experts, 2 * inner, hidden]
     down: torch.Tensor  # [experts, hidden, inner]
     biases: tuple[torch.Tensor, torch.Tensor] | None
-    clamped: Clamped | None
+    clamp: Clamp | None
     weighs_inputs: bool
     chosen: torch.Tensor  # [rows, experts of a row]
     shares: torch.Tensor
@@ -53,7 +54,7 @@ class MixtureCase:
             (numbers(experts, 2 * inner, hidden) / hidden**0.5).to(dtype),
             (numbers(experts, hidden, inner) / inner**0.5).to(dtype),
             (numbers(experts, 2 * inner).to(dtype), numbers(experts, hidden).to(dtype)) if has_biases else None,
-            Clamped(0.8, 1.7) if clamps else None,
+            Clamp(limit=0.8, slope=1.7) if clamps else None,
             weighs_inputs,
             numbers(rows, experts).topk(taken, dim=1).indices,
             torch.rand(rows, taken, generator=generator),
@@ -68,7 +69,7 @@ class MixtureCase:
             return [kernels.linear(own, of) for own, of in zip(weight.to(device), biases, strict=True)]
 
         ups, downs = layers(self.up, up_bias), layers(self.down, down_bias)
-        return ExpertWeights.from_layers(ups, downs, self.clamped, self.chosen.shape[1], self.weighs_inputs)
+        return ExpertWeights.from_layers(ups, downs, self.clamp, self.chosen.shape[1], self.weighs_inputs)
 
     def sums(self, kernels: Reference, device: torch.device) -> torch.Tensor:
         out = self.beside.to(device, copy=True)
@@ -92,11 +93,11 @@ class MixtureCase:
         if self.biases is not None:
             both += self.biases[0][expert]
         gate, up = both.chunk(2)
-        if self.clamped is None:
+        if self.clamp is None:
             inner = torch.nn.functional.silu(gate) * up
         else:
-            gate, up = gate.clamp(max=self.clamped.limit), up.clamp(-self.clamped.limit, self.clamped.limit)
-            inner = (up + 1) * gate * torch.sigmoid(self.clamped.slope * gate)
+            gate, up = gate.clamp(max=self.clamp.limit), up.clamp(-self.clamp.limit, self.clamp.limit)
+            inner = (up + 1) * gate * torch.sigmoid(self.clamp.slope * gate)
         made = self.down[expert].double() @ inner
         if self.biases is not None:
             made += self.biases[1][expert]

@@ -101,11 +101,6 @@ def test_int8_is_what_the_reference_makes_of_it(dtype: torch.dtype) -> None:
     REFERENCE.quantise(rows, *levels)
     kernels.quantise(rows.to(GPU), *on_gpu)
     assert (on_gpu[0].cpu().int() - levels[0].int()).abs().max() <= 1
-    out, expected = torch.empty_like(rows, device=GPU), torch.empty_like(rows)
-    q, least, step = (tensor.to(GPU) for tensor in levels)
-    kernels.dequantise(q, least, step, out)
-    REFERENCE.dequantise(*levels, expected)
-    torch.testing.assert_close(out.cpu(), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

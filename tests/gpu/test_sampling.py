@@ -4,7 +4,6 @@ the GPU."""
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -21,22 +20,14 @@ VOCABULARY = 128_256
 pytestmark = pytest.mark.usefixtures("unmeasured", "by_triton")
 
 
-@dataclass(frozen=True)
-class Wish:
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-
-def random_wish(chance: random.Random) -> Wish:
+def random_wish(chance: random.Random) -> Sampling:
     """Draw a wish whose top_p does not end between two tokens of equal weight, where rounding alone would decide about
     the second."""
-    return Wish(
+    return Sampling(
         chance.choice((0.0, 0.7, 1.0, 1.5)),
         chance.choice((0, 0, 1, 40, 2000)),
         chance.choice((1.0, 1.0, 0.1234567, 0.87654321, 0.99931)),
-        chance.choice((0.0, 0.0, 0.05)),
+        min_p=chance.choice((0.0, 0.0, 0.05)),
     )
 
 

@@ -64,7 +64,6 @@ NORM = {
     "SIZE": 100,
     "WIDTH": 128,
     "CENTRED": True,
-    "ADDS": True,
     "WEIGHS": True,
     "SHIFTS": True,
     "WIDE": False,
@@ -107,9 +106,8 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
     for to_cache in (True, False):
         yield triton_copies._move, MOVED | {"TO_CACHE": to_cache}, {"cache": "", "rows": ""}
     yield triton_copies._quantise, LEVELS | {"TOKENS": 64, "WIDTH": 128}, {"rows": "", "tokens": WHOLE}
-    yield triton_copies._dequantise, {"LARGEST": 3.4e38, "WIDTH": 128}, {"out": ""}
     yield triton_copies._expand, MOVED | {"LARGEST": 3.4e38}, {"cache": ""}
-    yield triton_tokens._norm, NORM, {"x": "", "more": "", "weight": "", "bias": "", "out": ""}
+    yield triton_tokens._norm, NORM, {"x": "", "weight": "", "bias": "", "out": ""}
     yield triton_tokens._rotate, {"HEADS": 2, "HALF": 60, "WIDTH": 64}, {"vectors": ""}
     for is_gelu in (False, True):
         yield triton_tokens._gated, {"INNER": 3000, "WIDTH": 1024, "GELU": is_gelu}, {"gate_up": "", "out": ""}

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from alignedserve.core import Sampling
 from alignedserve.errors import DeviceLost
-from alignedserve.kernels.common.drawing import DrawWish, Likeliest
+from alignedserve.kernels.common.drawing import Likeliest
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
@@ -30,7 +31,7 @@ class Noting(Reference):
         self.attended.append((len(spans), spans.num_rows // len(spans), tokens))
         return super().attend(query, cache, spans, scoring)
 
-    def draw(self, logits: torch.Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float]) -> torch.Tensor:
+    def draw(self, logits: torch.Tensor, wishes: Sequence[Sampling], numbers: Sequence[float]) -> torch.Tensor:
         self.drawn += logits.shape[1]
         return super().draw(logits, wishes, numbers)
 

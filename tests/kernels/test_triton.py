@@ -196,23 +196,13 @@ def _close(got: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, roundings
 )
 def test_norms(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(sum(shape))
-    x, more = strided(generator, dtype, *shape), strided(generator, dtype, *shape)
+    x = strided(generator, dtype, *shape)
     weight, bias = packed(generator, dtype, shape[-1]), packed(generator, dtype, shape[-1])
     wide, heavy, shift = x.float(), weight.float(), bias.float()
     _close(KERNELS.rms_norm(x, weight, EPS), REFERENCE.rms_norm(wide, heavy, EPS), dtype, 2)
     _close(KERNELS.rms_norm(x, heavy * 1.001, EPS), REFERENCE.rms_norm(wide, heavy * 1.001, EPS), dtype, 1)
     _close(KERNELS.layer_norm(x, weight, bias, EPS), REFERENCE.layer_norm(wide, heavy, shift, EPS), dtype, 1)
     _close(KERNELS.layer_norm(x, None, None, EPS), REFERENCE.layer_norm(wide, None, None, EPS), dtype, 1)
-    if len(shape) == 2:
-        added = x + more
-        into, once_more = x.clone(), x.clone()
-        got = KERNELS.add_rms_norm(into, more, weight, EPS)
-        centred = KERNELS.add_layer_norm(once_more, more, weight, bias, EPS)
-        torch.testing.assert_close(into, added, rtol=0 if dtype is not torch.bfloat16 else 2**-7, atol=0)
-        assert torch.equal(once_more, into)
-        added = into
-        _close(got, REFERENCE.rms_norm(added.float(), heavy, EPS), dtype, 2)
-        _close(centred, REFERENCE.layer_norm(added.float(), heavy, shift, EPS), dtype, 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -301,11 +291,6 @@ def test_int8_is_what_the_reference_makes_of_it(shape: tuple[int, int, int], dty
     for drawn, wanted in zip(got[1:], expected[1:], strict=True):
         torch.testing.assert_close(drawn, wanted, rtol=1e-6, atol=0)
     assert (got[0].int() - expected[0].int()).abs().max() <= 1, "a level in the middle may round either way"
-    back, as_it_was = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
-    KERNELS.dequantise(*expected, back)
-    REFERENCE.dequantise(*expected, as_it_was)
-    torch.testing.assert_close(back, as_it_was)
-    assert torch.equal(back[0, :, 0], rows[0, :, 0])
 
 
 @pytest.mark.parametrize(("seed", "dtype"), thinned(product(range(2), DTYPES), usual=2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,16 +42,8 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class Wish:
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-
 WISHES = st.builds(
-    Wish,
+    Sampling,
     temperature=st.one_of(st.just(0.0), st.just(1.0), st.floats(1e-6, 50.0)),
     top_k=st.one_of(st.just(0), st.integers(1, 60)),
     top_p=st.one_of(st.just(1.0), st.floats(1e-6, 1.0, exclude_max=True)),
@@ -72,7 +64,7 @@ def rows(draw: st.DrawFn) -> torch.Tensor:
     return row
 
 
-def by_torch(row: torch.Tensor, wish: Wish, number: float) -> set[int]:
+def by_torch(row: torch.Tensor, wish: Sampling, number: float) -> set[int]:
     """Return the tokens that torch draws with this number and this top-p, or with values within the rounding of
     fp32."""
     off = 4e-6
@@ -89,7 +81,7 @@ def by_torch(row: torch.Tensor, wish: Wish, number: float) -> set[int]:
 
 @given(row=rows(), wishes=st.lists(st.tuples(WISHES, NUMBERS), min_size=1, max_size=4))
 @few
-def test_each_way_of_drawing_draws_what_torch_draws(row: torch.Tensor, wishes: list[tuple[Wish, float]]) -> None:
+def test_each_way_of_drawing_draws_what_torch_draws(row: torch.Tensor, wishes: list[tuple[Sampling, float]]) -> None:
     got = KERNELS.draw(row.repeat(len(wishes), 1), [wish for wish, _ in wishes], [number for _, number in wishes])
     for token, (wish, number) in zip(got.tolist(), wishes, strict=True):
         assert token in by_torch(row, wish, number), (wish, number)
@@ -98,7 +90,13 @@ def test_each_way_of_drawing_draws_what_torch_draws(row: torch.Tensor, wishes: l
 def test_usual_logits_are_drawn_from_alike() -> None:
     """The vocabulary spans several blocks; here torch and Triton agree without exception."""
     generator = torch.Generator().manual_seed(1)
-    wishes = [Wish(1.0), Wish(0.7, top_p=0.95), Wish(1.0, top_k=50), Wish(1.3, 40, 0.9, 0.02), Wish(0.8, min_p=0.05)]
+    wishes = [
+        Sampling(1.0),
+        Sampling(0.7, top_p=0.95),
+        Sampling(1.0, top_k=50),
+        Sampling(1.3, 40, 0.9, min_p=0.02),
+        Sampling(0.8, min_p=0.05),
+    ]
     numbers = torch.rand(len(wishes), generator=generator, dtype=torch.double).tolist()
     logits = 3 * torch.randn(len(wishes), 9000, generator=generator)
     assert KERNELS.draw(logits.clone(), wishes, numbers).tolist() == drawing.draw(logits, wishes, numbers).tolist()
@@ -107,16 +105,16 @@ def test_usual_logits_are_drawn_from_alike() -> None:
 def test_of_equal_tokens_the_number_tells_which() -> None:
     logits = torch.zeros(3, 10)
     numbers = [0.05, 0.35, 1 - 2**-53]
-    assert KERNELS.draw(logits, [Wish(1.0)] * 3, numbers).tolist() == [0, 3, 9]
-    assert KERNELS.draw(logits, [Wish(1.0, top_k=4)] * 3, numbers).tolist() == [0, 1, 3]
-    assert KERNELS.draw(logits[1:], [Wish(1.0, top_k=2**40)] * 2, numbers[1:]).tolist() == [3, 9]
-    assert KERNELS.draw(logits, [Wish(1.0, top_p=0.45)] * 3, numbers).tolist() == [0, 1, 4]
+    assert KERNELS.draw(logits, [Sampling(1.0)] * 3, numbers).tolist() == [0, 3, 9]
+    assert KERNELS.draw(logits, [Sampling(1.0, top_k=4)] * 3, numbers).tolist() == [0, 1, 3]
+    assert KERNELS.draw(logits[1:], [Sampling(1.0, top_k=2**40)] * 2, numbers[1:]).tolist() == [3, 9]
+    assert KERNELS.draw(logits, [Sampling(1.0, top_p=0.45)] * 3, numbers).tolist() == [0, 1, 4]
 
 
 def test_what_cannot_be_is_not_drawn() -> None:
     nan, possible = torch.tensor([0.0, math.nan, 1.0]), torch.tensor([-INF, -INF, 0.0])
     logits = torch.stack([nan, torch.full((3,), -INF), torch.tensor([INF, 0.0, 0.0]), possible, possible])
-    for wish in (Wish(), Wish(1e38), Wish(1e-30, top_k=2), Wish(1.0, top_p=0.9)):
+    for wish in (Sampling(), Sampling(1e38), Sampling(1e-30, top_k=2), Sampling(1.0, top_p=0.9)):
         drawn = KERNELS.draw(logits.clone(), [wish] * 5, [0.0, 0.5, 0.5, 0.0, 1 - 2**-53])
         assert drawn.tolist() == [*[NONE] * 3, 2, 2]
 
@@ -124,7 +122,7 @@ def test_what_cannot_be_is_not_drawn() -> None:
 @given(row=rows(), rows_beside=st.lists(rows(), min_size=1, max_size=1), wish=WISHES, number=NUMBERS)
 @few
 def test_a_token_does_not_depend_on_its_batch(
-    row: torch.Tensor, rows_beside: list[torch.Tensor], wish: Wish, number: float
+    row: torch.Tensor, rows_beside: list[torch.Tensor], wish: Sampling, number: float
 ) -> None:
     alone = KERNELS.draw(row[None], [wish], [number])
     beside = [torch.nn.functional.pad(row_beside, (0, len(row)), value=-INF)[: len(row)] for row_beside in rows_beside]

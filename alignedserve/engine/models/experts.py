@@ -17,7 +17,7 @@ from alignedserve.engine.models.activations import ACTIVATIONS
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.weights.stacked import StackedExperts
 from alignedserve.kernels.common.decoder import AttentionLayer, DecoderLayer, Inner, Norm
-from alignedserve.kernels.common.experts import Clamped, ExpertWeights
+from alignedserve.kernels.common.experts import ExpertWeights, clamped
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import QuantisedLinear
 from alignedserve.kernels.dispatch.dispatcher import Kernels
@@ -49,7 +49,7 @@ class DenseMlp:
     def _inner(self, x: Tensor) -> Tensor:
         made = self.up(x)
         if self.clamp is not None:
-            return _clamped(made, self.clamp)
+            return clamped(made, self.clamp)
         match self.activation:
             case Activation.SILU:
                 return self.kernels.silu_mul(made)
@@ -73,12 +73,6 @@ def add_normed(linear: Linear, after: Norm | None, x: Tensor, residual: Tensor, 
     else:
         assert after.weight is not None
         residual += kernels.rms_norm(linear(x), after.weight, after.eps)
-
-
-def _clamped(made: Tensor, clamp: Clamp) -> Tensor:
-    gate, up = made.chunk(2, dim=-1)
-    gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
-    return (up + 1) * (gate * torch.sigmoid(gate * clamp.slope))
 
 
 def dense_mlp(
@@ -177,13 +171,10 @@ def experts_of(experts: Sequence[DenseMlp], routing: Routing, loader: Loader) ->
     if any(isinstance(layer, QuantisedLinear) or layer.memory.dtype is not loader.dtype for layer in layers):
         loader.in_turn.append("experts with quantised weights run one after another")
         return ExpertsInTurn(experts, routing.weighs_inputs)
-    clamp = routing.clamp
     weights = ExpertWeights.from_layers(
         [expert.up for expert in experts],
         [expert.down for expert in experts],
-        None if clamp is None else Clamped(clamp.limit, clamp.slope),
-        routing.chosen,
-        routing.weighs_inputs,
+        *(routing.clamp, routing.chosen, routing.weighs_inputs),
     )
     loader.mixtures.append(weights)
     return ExpertsAtOnce(weights, loader.kernels)
