@@ -113,9 +113,6 @@ def test_parts_are_cut_out_of_the_same_whole() -> None:
     strided = torch.empty(384, 900).t()
     DummyWeights().read_into(strided, "a.weight")
     assert torch.equal(strided, whole)
-    by_head = torch.empty(300, 3, 384)
-    DummyWeights().read_into(by_head, "a.weight", (900, 384))
-    assert torch.equal(by_head.view(900, 384), whole)
 
 
 def test_the_numbers_of_a_name_never_change() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate
 
 import torch
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from alignedserve.architectures.quantization import Quantization, group_of
-from alignedserve.engine.adapters.layers import AdaptedLayers, LayerPart, RowOrder, in_turn
+from alignedserve.engine.adapters.layers import AdaptedLayers, LayerPart, RowOrder
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.large_pages import KeptMemory, Slabs
 from alignedserve.engine.device.ranks import ALONE, RankLinks
@@ -141,10 +140,10 @@ class Loader:
 
     def embedding(self, name: str, words: int, size: int, tied: bool) -> Embedding:
         """Return the vectors of tokens; of a table that is quantised, where the head is `tied` to it."""
-        layer = name.removesuffix(".weight")
-        found = self._whole_numbers(layer, (words, size), None, self._head_bits) if tied else None
-        memory = self.vector(name, words, size) if found is None else self._linear(found.on(self.device), None)
-        return Embedding(memory, words, size)
+        if not tied:
+            return Embedding(self.vector(name, words, size), words, size)
+        table = self._weight([name.removesuffix(".weight")], [words], size, [None], self._head_bits)
+        return Embedding(table if isinstance(table, Tensor) else self._linear(table, None), words, size)
 
     @property
     def _head_bits(self) -> int | None:
@@ -154,10 +153,10 @@ class Loader:
         weight = self.vector(f"{name}.weight", size) if affine else None
         return Norm(weight, self.vector(f"{name}.bias", size) if affine and bias else None, eps, centred=True)
 
-    def linear(self, name: str, outputs: int, inputs: int, bias: bool = False) -> Linear:
+    def linear(self, name: str, outputs: int, inputs: int, bias: bool = False, is_head: bool = False) -> Linear:
         """Return a layer that every rank holds whole."""
-        biases = self.vector(f"{name}.bias", outputs) if bias else None
-        return self._linear(self._weight([name], [outputs], inputs, [None]), biases)
+        weight = self._weight([name], [outputs], inputs, [None], self._head_bits if is_head else None)
+        return self._linear(weight, self.vector(f"{name}.bias", outputs) if bias else None)
 
     def by_rows(
         self,
@@ -211,11 +210,6 @@ class Loader:
             weight = weight.copy_(weight[rows]) if isinstance(weight, Tensor) else weight.rows(rows)
             biases = None if biases is None else biases.copy_(biases[rows])
         return self.adapted.add(self._linear(weight, biases), parts)
-
-    def whole_head(self, name: str, words: int, inputs: int, bias: bool) -> Linear:
-        """Return the output head of a model that ranks do not share."""
-        weight = self._weight([name], [words], inputs, [None], self._head_bits)
-        return self._linear(weight, self.vector(f"{name}.bias", words) if bias else None)
 
     def transposed(self, name: str, outputs: int, inputs: int) -> Linear:
         """Return a layer with a bias whose weight, where it is not quantised, the files have as [inputs, outputs]."""
@@ -277,14 +271,6 @@ class Loader:
                 expand_into(out, part)
         return weight
 
-    def _whole_numbers(
-        self, name: str, shape: tuple[int, int], cut: Cut | None, bits: int | None
-    ) -> AnyQuantised | None:
-        """Return the weight of a layer where it is to be quantised to `bits` bits, or is quantised already."""
-        if bits:
-            return joined(self._quantised(name, shape, cut, bits), shape[0])
-        return self._stacked([self.tensors.quantised(name, shape, cut)])
-
     def _quantised(self, name: str, shape: tuple[int, int], cut: Cut | None, bits: int) -> Iterator[QuantisedWeight]:
         """Quantise a layer some rows at a time, and yield this rank's part of them.
 
@@ -307,29 +293,6 @@ class Loader:
             return fp8.stacked(floats) if self.kernels.multiplies_fp8(self.device, self.dtype) else None
         whole = [part for part in parts if isinstance(part, QuantisedWeight)]
         return stacked(whole) if len(whole) == len(parts) else None
-
-    def interleaved(self, name: str, heads: int, head_dim: int, inputs: int, bias: bool, group: int = 1) -> Linear:
-        """Return query, key and value, which the file has for one head of K after another, in the order of other
-        models; `group` heads of the query share a head of K."""
-        outputs, order = (group + 2) * heads * head_dim, partial(in_turn, heads=heads, group=group)
-        cut = self._cut(0, outputs)
-        weight: Tensor | AnyQuantised
-        found = self._whole_numbers(name, (outputs, inputs), cut, self.quantization.bits)
-        if found is not None:
-            weight = found.rows(order(torch.arange(outputs))).on(self.device)
-        elif group > 1:
-            by_head = torch.empty(outputs, inputs, dtype=self.dtype, device=self.device)
-            self.tensors.read_into(by_head, f"{name}.weight", cut=cut)
-            weight = self._empty(outputs, inputs).copy_(order(by_head))
-        else:
-            weight = self._empty(outputs, inputs)
-            parts = weight.view(3, heads, head_dim, inputs).transpose(0, 1)
-            self.tensors.read_into(parts, f"{name}.weight", (outputs, inputs), cut)
-        biases = self._empty(outputs) if bias else None
-        if biases is not None:
-            self.tensors.read_into(biases, f"{name}.bias", cut=cut)
-            biases.copy_(order(biases))
-        return self.adapted.add(self._linear(weight, biases), [LayerPart(name, outputs, cut, order)])
 
     def head(self, name: str, embedding: Embedding, tied: bool, bias: bool = False) -> Callable[[Tensor], Tensor]:
         """Return the layer from the last hidden vectors to logits in fp32.

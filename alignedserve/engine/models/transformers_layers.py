@@ -110,13 +110,9 @@ class WeightsOf(Weights):
     def __contains__(self, name: str) -> bool:
         return any(name == found for found, _ in self._model.named_parameters())
 
-    def read_into(self, out: Tensor, name: str, shape: tuple[int, ...] | None = None, cut: Cut | None = None) -> None:
+    def read_into(self, out: Tensor, name: str, cut: Cut | None = None) -> None:
         whole: Tensor = self._model.get_parameter(name)
-        part = whole if cut is None else whole.narrow(cut.dim, cut.start, (shape or out.shape)[cut.dim])
-        out.copy_(part.reshape(out.shape))
-
-    def quantised(self, layer: str, shape: tuple[int, int], cut: Cut | None = None) -> None:
-        return None
+        out.copy_(whole if cut is None else whole.narrow(cut.dim, cut.start, out.shape[cut.dim]))
 
 
 # --- Layers
@@ -161,8 +157,7 @@ def _made(layer: Any, name: str, loader: Loader) -> Linear:
 def _made_head(model: Any, name: str, loader: Loader) -> OurLinear:
     head, table = model.get_submodule(name), model.get_input_embeddings()
     if not isinstance(table, nn.Embedding) or table.weight is not head.weight:
-        bias = head.bias is not None
-        return OurLinear(loader.whole_head(name, head.out_features, head.in_features, bias))
+        return OurLinear(loader.linear(name, head.out_features, head.in_features, head.bias is not None, is_head=True))
     of_table = next(found for found, module in model.named_modules() if module is table)
     embedding = loader.embedding(f"{of_table}.weight", head.out_features, head.in_features, tied=True)
     made = loader.head(f"{name}.weight", embedding, tied=True)

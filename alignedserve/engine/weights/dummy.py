@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from alignedserve.engine.weights.tensors import Cut, Weights
-from alignedserve.kernels.common.fp8 import AnyQuantised
 
 STD = 0.02  # what most models are initialised with
 _UNIFORM = STD * math.sqrt(3) / 2**31  # a random whole number of 32 bits times this has that deviation
@@ -29,20 +28,13 @@ class DummyWeights(Weights):
     def __contains__(self, name: str) -> bool:
         return True
 
-    def read_into(self, out: Tensor, name: str, shape: tuple[int, ...] | None = None, cut: Cut | None = None) -> None:
+    def read_into(self, out: Tensor, name: str, cut: Cut | None = None) -> None:
         if name.endswith("bias"):
             out.zero_()
         elif out.dim() < 2:
             out.fill_(1)
-        elif shape is None:
-            _fill(out, name, cut)
         else:
-            stored = torch.empty(shape, dtype=out.dtype, device=out.device)
-            _fill(stored, name, cut)
-            out.copy_(stored.view(out.shape))
-
-    def quantised(self, layer: str, shape: tuple[int, int], cut: Cut | None = None) -> AnyQuantised | None:
-        return None
+            _fill(out, name, cut)
 
 
 def _fill(out: Tensor, name: str, cut: Cut | None) -> None:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from alignedserve.architectures.gguf.places import Kind, Place, read_places
 from alignedserve.engine.weights.gguf_blocks import from_blocks
-from alignedserve.engine.weights.tensors import Cut
-from alignedserve.errors import ConfigError, ModelError
+from alignedserve.engine.weights.packed import inputs_of
+from alignedserve.engine.weights.tensors import Cut, whole_shape
+from alignedserve.errors import ModelError
 from alignedserve.kernels.common.quantised import QuantisedWeight, joined, rows_at_once
 
 _FLOATS = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
@@ -27,20 +28,19 @@ class GgufWeights:
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
-    def read_into(self, out: Tensor, name: str, shape: tuple[int, ...] | None = None, cut: Cut | None = None) -> None:
+    def read_into(self, out: Tensor, name: str, cut: Cut | None = None) -> None:
         """Read a tensor into `out`, its numbers expanded where they are quantised."""
-        shape = tuple(out.shape) if shape is None else shape
+        shape = tuple(out.shape)
         place = self._place(name, shape, cut)
-        if place.more:
-            out.copy_(_rows(place, *_range(shape, cut)).view(_FLOATS[place.kind]).view(out.shape).float() - place.more)
-        elif place.kind.is_float:
-            numbers = _rows(place, *_range(shape, cut)).view(_FLOATS[place.kind])
-            out.copy_(_part(numbers, cut, shape).view(out.shape))
-        elif out.dim() == 2:
+        if not place.kind.is_float:
             for rows, part in zip(out.split(rows_at_once(place.shape[1])), _parts(place, shape, cut), strict=True):
                 rows.copy_(part.expanded())
-        else:
-            out.copy_(joined(_parts(place, shape, cut), shape[0]).expanded().view(out.shape))
+            return
+        numbers = _rows(place, *_range(shape, cut)).view(_FLOATS[place.kind])
+        if cut is not None and cut.dim == 1:
+            numbers = numbers[:, cut.start : cut.start + shape[1]]
+        numbers = numbers.view(shape)
+        out.copy_(numbers.float() - place.more if place.more else numbers)
 
     def quantised(self, layer: str, shape: tuple[int, int], cut: Cut | None = None) -> QuantisedWeight | None:
         """Return the weight of a layer, or None where the file has it in floating point."""
@@ -51,7 +51,7 @@ class GgufWeights:
         if name not in self._places:
             raise ModelError(f"{self._folder}: tensor {name} is missing")
         place = self._places[name]
-        wanted = shape if cut is None else tuple(cut.whole if dim == cut.dim else n for dim, n in enumerate(shape))
+        wanted = whole_shape(shape, cut)
         if place.shape != wanted:
             raise ModelError(f"{place.file}: tensor {name} has shape {place.shape}, its metadata says {wanted}")
         return place
@@ -62,26 +62,12 @@ def _parts(place: Place, shape: tuple[int, ...], cut: Cut | None) -> Iterator[Qu
     at_once, (first, count) = rows_at_once(place.shape[1]), _range(shape, cut)
     for begin in range(first, first + count, at_once):
         weight = from_blocks(place.kind, _rows(place, begin, min(at_once, first + count - begin)))
-        yield weight if cut is None or cut.dim == 0 else _inputs(place, weight, cut.start, shape[1])
-
-
-def _inputs(place: Place, weight: QuantisedWeight, first: int, count: int) -> QuantisedWeight:
-    part = weight.inputs(first, count)
-    if part is None:
-        raise ConfigError(
-            f"{place.file}: its groups of {weight.group} cannot be cut: set engine.tensor_parallel_size to 1"
-        )
-    return part
+        yield weight if cut is None or cut.dim == 0 else inputs_of(weight, place.file.name, cut.start, shape[1])
 
 
 def _range(shape: tuple[int, ...], cut: Cut | None) -> tuple[int, int]:
     """Return the first row that is asked for, and how many are."""
     return cut.start if cut is not None and cut.dim == 0 else 0, shape[0]
-
-
-def _part(numbers: Tensor, cut: Cut | None, shape: tuple[int, ...]) -> Tensor:
-    """Return the columns that are asked for."""
-    return numbers if cut is None or cut.dim == 0 else numbers[:, cut.start : cut.start + shape[1]]
 
 
 def _rows(place: Place, first: int, count: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alignedserve.engine.weights.tensors import Cut
+from alignedserve.engine.weights.tensors import Cut, whole_shape
 from alignedserve.errors import ConfigError, ModelError, UnsupportedModel
 from alignedserve.kernels.common.quantised import LEAST_GROUP, QuantisedWeight
 
@@ -61,7 +61,7 @@ def by_group(q: Tensor, group_of: Tensor | None, group: int, layer: str) -> tupl
 
 def part_of(weight: QuantisedWeight, layer: str, shape: tuple[int, int], cut: Cut | None) -> QuantisedWeight:
     """Return a rank's part of a whole layer, after checking the layer's shape."""
-    whole = shape if cut is None else (cut.whole, shape[1]) if cut.dim == 0 else (shape[0], cut.whole)
+    whole = whole_shape(shape, cut)
     if weight.shape != whole:
         raise ModelError(f"layer {layer} has shape {weight.shape}, the configuration says {whole}")
     if weight.scale.shape != (whole[0], -(-whole[1] // weight.group)):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from alignedserve.architectures.routing import Stack
-from alignedserve.engine.weights.tensors import Cut, Weights
+from alignedserve.engine.weights.tensors import Cut, Weights, whole_shape
 from alignedserve.kernels.common.fp8 import AnyQuantised
 
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
@@ -35,22 +35,20 @@ class StackedExperts(Weights):
     def quantised(self, layer: str, shape: tuple[int, int], cut: Cut | None = None) -> AnyQuantised | None:
         return None if _EXPERT.fullmatch(f"{layer}.weight") else self._tensors.quantised(layer, shape, cut)
 
-    def read_into(self, out: Tensor, name: str, shape: tuple[int, ...] | None = None, cut: Cut | None = None) -> None:
+    def read_into(self, out: Tensor, name: str, cut: Cut | None = None) -> None:
         found = _EXPERT.fullmatch(name)
         if found is None:
-            self._tensors.read_into(out, name, shape, cut)
+            self._tensors.read_into(out, name, cut)
             return
-        assert shape is None, "a part of an expert is read in its own shape"
-        whole = [*out.shape] if cut is None else [cut.whole if dim == cut.dim else n for dim, n in enumerate(out.shape)]
-        numbers = self._expert(found, whole, out.dtype, out.device)
+        numbers = self._expert(found, whole_shape(out.shape, cut), out.dtype, out.device)
         out.copy_(numbers if cut is None else numbers.narrow(cut.dim, cut.start, out.shape[cut.dim]))
 
-    def _expert(self, found: re.Match[str], shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def _expert(self, found: re.Match[str], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return a layer's weight [outputs, inputs] or bias [outputs]."""
         outputs, *inputs = shape
         of_two = found[3] != "down"
         stored = torch.empty(1, *inputs, outputs * (1 + of_two), dtype=dtype, device=device)
-        self._tensors.read_into(stored, _tensor_of(found), cut=Cut(0, int(found[2]), self._experts))
+        self._tensors.read_into(stored, _tensor_of(found), Cut(0, int(found[2]), self._experts))
         numbers = stored[0].t()
         if not of_two:
             return numbers

@@ -28,6 +28,11 @@ class Cut:
     whole: int
 
 
+def whole_shape(part: tuple[int, ...], cut: Cut | None) -> tuple[int, ...]:
+    """Return the shape that a tensor has in the file, by that of a part."""
+    return part if cut is None else tuple(cut.whole if dim == cut.dim else n for dim, n in enumerate(part))
+
+
 def expand_into(out: Tensor, weight: AnyQuantised) -> None:
     """Write the numbers of a quantised weight, some rows at a time: in fp32 they take several times its memory."""
     at_once = rows_at_once(out.shape[1])
@@ -41,8 +46,8 @@ class Weights(Protocol):
 
     def __contains__(self, name: str) -> bool: ...
 
-    def read_into(self, out: Tensor, name: str, shape: tuple[int, ...] | None = None, cut: Cut | None = None) -> None:
-        """Read a tensor into `out` and convert it to the dtype of `out`; `Tensors.read_into` says more.
+    def read_into(self, out: Tensor, name: str, cut: Cut | None = None) -> None:
+        """Read a tensor of the shape of `out`, or a part of that shape, and convert it to the dtype of `out`.
 
         It also reads the weight of a layer for which `quantised` returns None.
         """
@@ -54,6 +59,7 @@ class Weights(Protocol):
         a `cut` of outputs (dim 0) or of inputs (dim 1). None: the files do not have it quantised, or the kernels cannot
         multiply with what they have, so it is to be read as numbers of the served dtype.
         """
+        return None
 
 
 class Form:
@@ -89,20 +95,12 @@ class Tensors:
     def __contains__(self, name: str) -> bool:
         return self._stored(name) in self._places
 
-    def read_into(self, out: Tensor, name: str, shape: tuple[int, ...] | None = None, cut: Cut | None = None) -> None:
-        """Read a tensor into `out` and convert it to the dtype of `out`.
-
-        The stored shape must be that of `out`, or `shape` with as many numbers; with a `cut`, this is the shape of the
-        part that is read.
-        """
-        tensor = self.part(name, tuple(out.shape) if shape is None else shape, cut)
+    def read_into(self, out: Tensor, name: str, cut: Cut | None = None) -> None:
+        tensor = self.part(name, tuple(out.shape), cut)
         if tensor.dtype in _FLOATS_OF_8_BITS:
-            wide = out if out.shape == tensor.shape else torch.empty(tensor.shape, dtype=out.dtype)
-            self._form.expand(self, name, tensor, cut, wide)
-            if wide is out:
-                return
-            tensor = wide
-        out.copy_(tensor.view(out.shape))
+            self._form.expand(self, name, tensor, cut, out)
+        else:
+            out.copy_(tensor)
 
     def quantised(self, layer: str, shape: tuple[int, int], cut: Cut | None = None) -> AnyQuantised | None:
         return self._form.read(self, layer, shape, cut)
@@ -111,7 +109,7 @@ class Tensors:
         """Return a tensor of floats, or the part of it that has this shape, as it is stored."""
         # The file is opened for each tensor: the parts read count as this process's memory until the file is closed.
         path, stored = self._place(name)
-        wanted = shape if cut is None else tuple(cut.whole if dim == cut.dim else n for dim, n in enumerate(shape))
+        wanted = whole_shape(shape, cut)
         try:
             found, tensor = _read(_open(path), stored, shape, cut)
         except SafetensorError as error:

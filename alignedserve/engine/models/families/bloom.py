@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from alignedserve.architectures.families.bloom import BloomConfig, LayerOrder
+from alignedserve.engine.adapters.layers import in_turn
 from alignedserve.engine.models.activations import ACTIVATIONS
 from alignedserve.engine.models.loading import KVProjections, Loader
 from alignedserve.engine.models.model import Attention, Model
@@ -71,8 +73,8 @@ class Bloom(Model):
             return loader.by_rows(names, outputs, hidden, bias)
         if not config.is_by_head:
             return loader.fused(names[0], outputs, hidden, bias)
-        group = config.num_heads // config.num_kv_heads
-        return loader.interleaved(names[0], config.num_kv_heads, config.head_dim, hidden, bias, group)
+        order = partial(in_turn, heads=config.num_kv_heads, group=config.num_heads // config.num_kv_heads)
+        return loader.by_rows(names, [sum(outputs)], hidden, bias, orders=[order])
 
     def _norm(self, loader: Loader, name: str) -> Norm:
         config = self._config
