@@ -155,10 +155,10 @@ class PageWriting(WorkerPart):
 
     # --- Requests that are being written
 
-    def drop(self, request: str, attempt: int) -> list[WorkerRequest]:
-        """Hand on nothing more of the request up to this attempt; return the requests that were being copied."""
+    def drop(self, request: str, attempt: int) -> None:
+        """Hand on nothing more of the request up to this attempt."""
         self._awaited = {key for key in self._awaited if key[0] != request or key[1] > attempt}
-        return self._writer.drop(request, attempt)
+        self._writer.drop(request, attempt)
 
     def ask_again(self) -> None:
         self._writer.lease.ask_again()

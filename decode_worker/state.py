@@ -199,10 +199,10 @@ class DecodeCore:
                     self.offering.drop(running)
                 case _:
                     self._forget(running)
-        copied = self.writing.drop(request, attempt)
+        self.writing.drop(request, attempt)
         self.owners.drop(request, attempt)
         self.elsewhere.drop(request, attempt)
-        return self.pool_link.holds.release_all(running.key for running in (*dropped, *copied))
+        return self.pool_link.holds.release_all(running.key for running in dropped)
 
     def _forget(self, running: WorkerRequest) -> None:
         """Forget a request that no copy and no transfer uses."""

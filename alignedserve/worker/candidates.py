@@ -42,7 +42,7 @@ class Candidates:
     def __init__(self, here: Requests) -> None:
         self._here, self._all = here, here.among(State.CANDIDATE)
         self.peers: dict[str, Member] = {}  # name -> worker that KV goes to and from directly
-        self.arranged_in = -1  # the step in which the candidate requests were last put in order
+        self._arranged_in: int | None = None  # the step in which the candidate requests were last put in order
         self.unwanted: list[tuple[str, Attempt]] = []  # (partner, attempt): KV that the partner need not hold any more
         self._received: dict[Attempt, None] = {}  # the newest attempts that were received at any time
         self._numbers: Counter[str] = Counter()  # holder of a source -> number of the newest transfer
@@ -88,17 +88,17 @@ class Candidates:
     def add(self, candidate: JoinCandidate) -> None:
         candidate.running.comes_as(candidate)
         self._here.move(candidate.running, State.CANDIDATE)
-        self.arranged_in = -1
+        self._arranged_in = None
         if candidate.batch:  # the last already
             return
         self._put(sorted(self.waiting, key=lambda of: (of.batch > 0, not of.is_pinned, of.is_pinned and of.due_at)))
 
     def arrange(self, step: int, as_they_join: Callable[[list[JoinCandidate]], Iterable[JoinCandidate]]) -> None:
         """Put the candidate requests that are not pinned in this order, once a step."""
-        if self.arranged_in != step and len(self._all) > 1 and len(requests := self.requests) > 1:
+        if self._arranged_in != step and len(self._all) > 1 and len(requests := self.requests) > 1:
             pinned = sum(request.is_pinned for request in requests)
             self._put([*requests[:pinned], *as_they_join(requests[pinned:]), *self.batch])
-        self.arranged_in = step
+        self._arranged_in = step
 
     def _put(self, in_order: Iterable[JoinCandidate]) -> None:
         for candidate in in_order:

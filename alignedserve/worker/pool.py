@@ -294,15 +294,12 @@ class PageWriter:
         if copy.pages:
             self.lease.note_handed_on()
 
-    def drop(self, request: str, attempt: int) -> list[WorkerRequest]:
-        """Return the requests with a copy that is not wanted any more: all but requests that had ended."""
-        dropped = list[WorkerRequest]()
+    def drop(self, request: str, attempt: int) -> None:
+        """Note that copies of the request up to this attempt are not wanted any more, unless the request had ended."""
         for copy in self._copies.values():
             name, number = copy.running.key
             if name == request and number <= attempt and not copy.has_ended:
                 copy.wanted = False
-                dropped.append(copy.running)
-        return dropped
 
     def lose_pool(self) -> list[WorkerRequest]:
         """Forget the pages of a lost pool, and return the requests that were being copied there and are still wanted.

@@ -225,8 +225,8 @@ DECODE = (
     Mutant(
         "pages of a cancelled candidate kept",
         f"{_DECODE}/state.py",
-        "(*dropped, *copied)",
-        "copied",
+        "self.pool_link.holds.release_all(running.key for running in dropped)",
+        "list[Command]()",
         "The pool keeps the pages of a candidate that was cancelled.",
     ),
     Mutant(
@@ -299,8 +299,8 @@ WORKER = (
     Mutant(
         "unwanted copy handed on",
         f"{_WORKER}/pool.py",
-        "copy.wanted = False\ndropped.append(copy.running)",
-        "dropped.append(copy.running)",
+        "copy.wanted = False",
+        "pass",
         "A request that was dropped while it was copied is committed.",
     ),
     Mutant(
