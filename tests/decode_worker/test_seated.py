@@ -136,6 +136,24 @@ def test_a_step_goes_by_the_tightest_of_those_that_were_late_whoever_has_left() 
     assert seated.least_missed_s == late.request.slo.tbt_s
 
 
+@pytest.mark.parametrize(("left_s", "expected_s"), [(0.02, 0.02), (0.016, 0.5)])
+def test_a_prompt_binds_a_step_where_it_is_in_time_beside_as_many_decodes_as_run(
+    left_s: float, expected_s: float
+) -> None:
+    """A step has places for 10 of the 20 chats. Beside 10 it takes 18 ms, and beside all 25 ms."""
+    policy, decodes = Policy(), [chat(f"c{number}", 0.5, output=3) for number in range(20)]
+    at, order, waiting = (
+        StepContext(NOW, COST, TIMES[0], 2048, 16, 256, policy, 256),
+        DecodeOrder(policy),
+        WaitingPrompts(policy),
+    )
+    waiting.add(chat("new", left_s))
+    waiting.refresh(NOW, TIMES[0], at.chunk)
+    order.refresh(decodes, 10, NOW, TIMES[0])
+    found = step_bounds(StepView(decodes, (), waiting, at, seating(0, at)), order)
+    assert found.prompts_s == pytest.approx(expected_s)
+
+
 def test_a_request_that_was_not_ordered_is_not_kept() -> None:
     """Most workers have places for all their requests, and such workers order no requests."""
     seated = DecodeOrder(Policy())

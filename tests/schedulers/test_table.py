@@ -104,6 +104,15 @@ def test_prompts_that_are_never_cut_run_alone() -> None:
     assert (plan.decodes, plan.chunks) == (decodes, ())
 
 
+@pytest.mark.parametrize(("preset", "expected"), [("vllm-fcfs", "ab"), ("vllm-chunked", "abc")])
+def test_prompts_that_come_first_fill_a_step_to_its_last_token(preset: str, expected: str) -> None:
+    """The step has 512 tokens, and 112 are left for the third prompt: it is cut, or waits for the next step."""
+    policy = of_preset(preset, {}).policy
+    at, prompts = moment(policy), [document("a", 100), document("b", 300), document("c", 150)]
+    found = ran(scheduler_of(policy, 8).plan(StepView((), prompts, waits((), at), at, seating(0, at))))
+    assert found == [("a", 100), ("b", 300), ("c", 112)][: len(expected)]
+
+
 @pytest.mark.parametrize(("prompts", "decodes", "expected"), [("p", "", "p"), ("p", "d", "d"), ("pq", "d", "pq")])
 def test_tgi_lets_decodes_go_on_until_enough_prompts_wait(prompts: str, decodes: str, expected: str) -> None:
     """A prompt in each step would stop decodes, and prompts would always wait for the longest."""

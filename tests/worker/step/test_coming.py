@@ -12,7 +12,7 @@ from alignedserve.cost.model import Coefficients, CostModel, Kind, Uncertainty, 
 from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import StepTimes
-from alignedserve.worker.pace import COUNTED, LONGEST_S, SHARE, SHORTEST_S, ArrivalForecast
+from alignedserve.worker.pace import COUNTED, LONGEST_S, SHARE, ArrivalForecast
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import StepBounds
 from alignedserve.worker.step.view import StepContext
@@ -79,8 +79,8 @@ def test_requests_of_a_burst_are_expected_for_some_time_after_it() -> None:
     known = ArrivalForecast()
     for _ in range(COUNTED):
         known.count(coming(0.5), 0.0, 7.0)
-    assert known.bound_s(7.0 + 0.99 * SHORTEST_S) < inf
-    assert known.bound_s(7.0 + SHORTEST_S) == inf
+    assert known.bound_s(16.9) < inf
+    assert known.bound_s(17.0) == inf
 
 
 def test_only_for_chats_that_are_here_a_step_ends_with_certainty() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from alignedserve.core import KvForm, Request, ServiceClass, Slo
+from alignedserve.core import Estimate, KvForm, Request, ServiceClass, Slo
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape, Uncertainty
 from alignedserve.schedulers.table import scheduler_of
 from alignedserve.scheduling.dues import TokenPromise, promise
@@ -174,8 +174,9 @@ class TestTheBound:
         assert ran(found) == [("hopeless", 1)] or ran(found) == [("rt", 1)]
         assert found.predicted_s <= 0.0115
 
-    def test_a_request_that_is_still_to_come_binds_documents_and_no_chats(self) -> None:
-        at = moment()
+    @pytest.mark.parametrize("scheduler", [SchedulerName.ALIGNED, SchedulerName.BEST_FIT])
+    def test_a_request_that_is_still_to_come_binds_documents_and_no_chats(self, scheduler: SchedulerName) -> None:
+        at = moment(Policy(scheduler))
         at.calm_s = 0.02
         found = select([], [chat("rt", 0.9, prompt=400)], [], at)
         assert ran(found) == [("rt", 400)]
@@ -370,6 +371,17 @@ class TestTheOrder:
     def test_of_documents_that_are_all_behind_the_least_urgent_leaves(self) -> None:
         behind = [document(name, output=3, jct_s=jct_s) for name, jct_s in (("little", 0.1), ("much", 0.05))]
         assert scheduler_of(Policy()).leaving((), behind, moment()) is behind[0]
+
+    def test_by_levels_the_request_with_the_longest_wait_for_a_step_leaves(self) -> None:
+        """The last in line waits for 48 steps of others, and the second for 19. Age would bring the last to the front
+        long before the second, but only in 10 s."""
+        policy, line = Policy(SchedulerName.ALISE), []
+        for name, tokens, waited_s in (("first", 20, 1.0), ("second", 30, 1.0), ("last", 40, 230.0)):
+            asked = replace(request(name, max_tokens=100), service=ServiceClass.BE, estimate=Estimate(tokens, tokens))
+            line.append(running(replace(asked, arrival_at=NOW - waited_s, slo=Slo(jct_s=1e5)), 1))
+            line[-1].promise.served(NOW)
+        at = replace(moment(policy), times=StepTimes(mean_s=0.05, most_s=0.05))
+        assert scheduler_of(policy, 8).leaving((), line, at) is line[-1]
 
     def test_priority_counts_among_those_with_time(self) -> None:
         prompts = [chat("a", 0.8, prompt=10), chat("b", 0.9, prompt=10, priority=-1)]

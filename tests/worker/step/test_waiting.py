@@ -7,10 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import ServiceClass
+from alignedserve.core import NO_KV, ServiceClass
+from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Policy, SchedulerName
 from alignedserve.scheduling.slo import Late
+from alignedserve.worker.step.blocks import NamedBlocks
+from alignedserve.worker.step.device_pages import DevicePages
 from alignedserve.worker.step.ranks import RankedRequests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
@@ -55,3 +58,29 @@ def test_what_a_prompt_fetches_counts_no_more_once_the_prompt_has_a_seat() -> No
     assert [*waiting.fetched] == [prompt]
     waiting.remove(prompt)
     assert not waiting.fetched
+
+
+def test_a_prompt_fetches_no_more_what_another_has_computed_here_meanwhile() -> None:
+    """The router would count the time of a copy that nobody makes."""
+    prompt, store = document("fetched", 9), NamedBlocks(4)
+    prompt.kv, prompt.known, names = NO_KV, (5, 6), chained_hashes(prompt.request.prompt[:8], 4)
+    waiting = WaitingPrompts(Policy(), DevicePages(store, 4, 4, lambda _prompt, tokens: names[: tokens // 4]))
+    waiting.add(prompt)
+    assert [*waiting.fetched] == [prompt]
+    blocks = store.take(2)
+    assert blocks is not None
+    store.publish(names, blocks)
+    waiting.look(prompt)
+    assert not waiting.fetched
+
+
+def test_a_caller_waits_for_nothing_once_its_chats_have_seats() -> None:
+    """Where one caller waits alone, nothing is divided (caller_shares.py)."""
+    waiting, first, second, other = WaitingPrompts(Policy()), chat("a", 1.0), chat("b", 1.0), chat("c", 1.0, salt="bob")
+    for prompt in (first, second, other):
+        waiting.add(prompt)
+    waiting.remove(first)
+    waiting.remove(other)
+    assert [*waiting.callers] == [first.request.caller]
+    waiting.remove(second)
+    assert not waiting.callers
