@@ -112,7 +112,7 @@ cores: $(TESTING)
 	$(BIN)/pytest -q --processes 2 $(CORES:%=tests/%)
 
 warnings: $(TESTING)
-	@PYTHONPATH=tools $(BIN)/python tools/warn_house.py
+	@PYTHONPATH=tools $(BIN)/python tools/measure_house.py --warn
 
 # The tests near the files that differ from main, in a minute at most: make near FILES=alignedserve/owner/core.py
 FILES ?=

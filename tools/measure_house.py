@@ -4,7 +4,10 @@ The sources are parsed and never imported, so the same script measures older com
 
     python tools/measure_house.py                  this repository
     python tools/measure_house.py --at ../older    another checkout
-    python tools/measure_house.py --list           also each colliding class name, mechanism and field, with its files
+    python tools/measure_house.py --list           also each colliding class name, with its files
+    python tools/measure_house.py --warn           a line for each measure that is exceeded, and nothing else
+
+What breaks people is tested (tests/house): links, circles of imports, cores that do IO, generated pages out of date.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parents[1]
 PACKAGE, LAB = "alignedserve", "lab"
@@ -25,37 +29,11 @@ PARTS = (PACKAGE, "router", "prefill_worker", "decode_worker", "kvpool", "kernel
 BENCHMARKS = "benchmarks"  # in lab/ now
 BESIDE = ("tools", "deploy", BENCHMARKS)  # counted as code, but nobody installs it
 CODE = {".py", ".cpp", ".h", ".hpp", ".sh"}
-# What a request passes: few of these files may know mechanisms of little use.
-_IN_PACKAGE = "cost engine executor protocol scheduling schedulers transport worker".split()  # and not forms/
-SERVING = [*(f"{PACKAGE}/{part}" for part in _IN_PACKAGE), *PARTS[1:-1]]
-# Words that only those know who know the mechanism, as it was called and as it is called, and the files of its own.
-MECHANISMS = {
-    "two-ended blocks": (
-        r"from_right|right end|bidirectional|BIDIRECTIONAL|Shared(Memory|Blocks|Seating|Pairs)|[Tt]wo.?[Ee]nded"
-        r"|CopySlots|SlotCopies|Checkpoints\b|\.checkpoints\b|\bsaved[:=(]|num_places"
-        r"|two requests (may )?(share|be in)",
-        ("decode_worker/memory/blocks", "decode_worker/memory/shared", "memory/slot_copies", "copying/checkpoints"),
-    ),
-    "hidden vectors": (
-        r"CacheKind|half_blocks|ProjectKv|[Hh]idden vector|Hidden(Form|Attention|Pairs|Vectors)|[Hh]ybrid|HYBRID"
-        r"|\.is_hidden|num_hidden\b|hidden_(token|slots)|keeps_hidden|(check|write|read|with|add|not)_hidden|WeighedMemory",
-        ("decode_worker/memory/hidden", "decode_worker/memory/worth"),
-    ),
-    "int8 pages of the pool": (
-        r"KV_INT8|kv_int8|Int8(Pages|Layout)|[Cc]ompress(Page|ion|or\b|ible)",
-        ("int8_pages", "int8_layout", "compression"),
-    ),
-    "prefetch to prefill workers": (
-        r"Prefetch|prefetch|Evict\b",
-        ("prefetching", "buffering", "kernels/"),
-    ),  # CPUs prefetch too
-    "windows and folding": (
-        r"\bFold(Kv|ed\w*|ing)?\b|\.fold(s|ed|able)?\b|(kv|entry|limits|run)\.dropped|\bdropped=|unread\(|\.reach\b",
-        ("folding", "dropping"),
-    ),
-}
-REQUEST = "WorkerRequest"  # whose fields are written by one module each
-WRITERS = (f"{PACKAGE}/worker", f"{PACKAGE}/schedulers", f"{PACKAGE}/forms", "decode_worker", "prefill_worker")
+MOST_WORDS = 30_000  # that people read or look up: two hours at 275 words a minute
+MOST_README_LINES = 110
+MOST_FILES = 17  # in a folder; about a dozen is the aim
+MOST_READING_LINES = 1500  # on the way of docs/reading.md through the code
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 NOTEBOOK = "notebook"  # in docs/: what was measured, with dates; the pages below it are made by commands
 GENERATED = (
     "reference/api_fields",
@@ -220,36 +198,63 @@ class House:
                 left += _loads(self.modules[name].tree)
         return {name for name in found if len(self.modules[name].tree.body) > 1 or not self.modules[name].is_folder}
 
-    def knowing(self, mechanism: str) -> list[str]:
-        """Return the files of the serving path, without those of its own, that have words of this mechanism."""
-        words, own = MECHANISMS[mechanism]
-        paths = [*(self.root / PACKAGE).glob("core.py"), *(path for part in SERVING for path in self.files(part))]
-        names = {str(path.relative_to(self.root)): path for path in paths if path.suffix in (".py", ".cpp", ".h")}
-        others = {name: path for name, path in names.items() if not name.rpartition(".")[0].endswith(own)}
-        others = {name: path for name, path in others.items() if not name.startswith(own)}
-        return [name for name, path in others.items() if re.search(words, path.read_text(encoding="utf-8"))]
-
-    def written_by_several(self) -> dict[str, list[str]]:
-        """Return the fields of a worker's request that several files assign to, with these files. Fields that a class
-        writes of itself do not count; a growing list is not seen."""
-        home = next((module for module in self.modules.values() if REQUEST in module.classes), None)
-        fields = [
-            line.target for line in (home.classes[REQUEST].body if home else ()) if isinstance(line, ast.AnnAssign)
-        ]
-        found = {field.id: set[str]() for field in fields if isinstance(field, ast.Name)}
-        for module in self.modules.values():
-            name = str(module.path.relative_to(self.root))
-            if not name.startswith(WRITERS):
-                continue
-            for node in ast.walk(module.tree):
-                if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in found):
-                    continue
-                if module is home or ast.unparse(node.value) != "self":
-                    found[node.attr].add(name)
-        return {field: sorted(names) for field, names in found.items() if len(names) > 1}
-
     def class_names(self) -> int:
         return len({name for module in self.modules.values() for name in module.classes})
+
+
+# --- What warns of growth
+
+
+def exceeded(house: House) -> Iterator[tuple[str, int, int]]:
+    """Yield what is measured, how much there is, and how much there should be at most, where there is more."""
+    measures = [
+        ("words in docs/, without notebook and generated pages", house.words_to_read("docs")[1], MOST_WORDS),
+        ("lines of README.md", house.readme_lines(), MOST_README_LINES),
+        ("lines to read on the way of docs/reading.md", sum(map(_length, stops(house.root))), MOST_READING_LINES),
+    ]
+    folders = Counter(module.path.parent.relative_to(house.root) for module in house.modules.values())
+    measures += [(f"files in {folder}", count, MOST_FILES) for folder, count in sorted(folders.items())]
+    yield from (measure for measure in measures if measure[1] > measure[2])
+
+
+class Stop(NamedTuple):
+    """A row of the table in docs/reading.md: what is read of a file."""
+
+    path: Path
+    has_all: bool
+    has_docstring: bool
+    names: list[str]  # `function`, `TABLE`, `Class` or `Class.method`
+
+
+def stops(root: Path) -> Iterator[Stop]:
+    """Yield the rows of the page's table."""
+    page = (root / "docs" / "reading.md").read_text(encoding="utf-8")
+    for path, read in re.findall(r"^\| \d+ \| `([^`]+)` \| ([^|]+) \|", page, re.MULTILINE):
+        yield Stop(root / path, read.strip() == "all", "docstring" in read, re.findall(r"`([\w.]+)`", read))
+
+
+def definition(tree: ast.AST, name: str) -> ast.stmt | None:
+    """Return the class, function or table of this name, a method as `Class.method`."""
+    first, _, rest = name.partition(".")
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, DEFINITIONS) and node.name == first:
+            return definition(node, rest) if rest else node
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name:
+            return node
+    return None
+
+
+def _num_lines(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def _length(stop: Stop) -> int:
+    text = stop.path.read_text(encoding="utf-8")
+    if stop.has_all:
+        return len(text.splitlines())
+    tree = ast.parse(text)
+    found = [node for name in stop.names if (node := definition(tree, name)) is not None]
+    return sum(map(_num_lines, found)) + (_num_lines(tree.body[0]) if stop.has_docstring else 0)
 
 
 def _loads(tree: ast.Module) -> Iterator[str]:
@@ -291,9 +296,6 @@ def rows(house: House) -> Iterator[tuple[str, str]]:
     for core in (f"{PACKAGE}.{name}" for name in CORES):
         if core in house.modules:
             yield f"files that {core} loads", f"{len(house.closure(core))}"
-    for mechanism in MECHANISMS:
-        yield f"files of the serving path that know {mechanism}", f"{len(house.knowing(mechanism))}"
-    yield "fields of a request that several modules write", f"{len(house.written_by_several())}"
     found = house.subsystems()
     for title, names in _groups(found).items():
         yield title, _size(found, names)
@@ -315,18 +317,21 @@ def _size(found: Mapping[str, tuple[int, int]], names: Collection[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--at", type=Path, default=HERE, help="the checkout to measure")
-    parser.add_argument(
-        "--list", action="store_true", help="list the colliding class names, mechanisms and fields with their files"
-    )
+    parser.add_argument("--list", action="store_true", help="list the colliding class names with their files")
+    parser.add_argument("--warn", action="store_true", help="say where the repository grows beyond its own measure")
     options = parser.parse_args()
     house = House(options.at.resolve())
+    if options.warn:
+        print(
+            "".join(f"warning: {found:,} {what}, of at most {most:,}\n" for what, found, most in exceeded(house)),
+            end="",
+        )
+        return
     table = list(rows(house))
     width = max(len(name) for name, _ in table)
     print("\n".join(f"{name:{width}}  {figure}" for name, figure in table))
     if options.list:
         print("\n".join(f"{name}: {' '.join(paths)}" for name, paths in house.colliding_names().items()))
-        print("\n".join(f"{name}: {' '.join(house.knowing(name))}" for name in MECHANISMS))
-        print("\n".join(f"{field}: {' '.join(names)}" for field, names in house.written_by_several().items()))
 
 
 if __name__ == "__main__":

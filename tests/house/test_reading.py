@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 
-from warn_house import definition, stops
+from measure_house import HERE, definition, stops
 
 
 def test_what_is_to_be_read_is_there() -> None:
-    found = list(stops())
+    found = list(stops(HERE))
     assert len(found) > 15
     for stop in found:
         tree = ast.parse(stop.path.read_text(encoding="utf-8")) if stop.path.suffix == ".py" else ast.Module([], [])

@@ -44,17 +44,6 @@ def test_a_small_house(house: House) -> None:
     assert house.subsystems() == {"alignedserve": (3, 6), "router": (3, 4)}
 
 
-def test_a_field_of_a_request_has_one_writer(house: House) -> None:
-    files = {
-        "request.py": "class WorkerRequest:\n    prefix: int\n    batch: int\n    def ran(self): self.prefix += 1\n",
-        "owners.py": "running.prefix, running.batch = 3, 1\nclass Batch:\n    def begin(self): self.prefix = 2\n",
-    }
-    (house.root / "alignedserve" / "worker").mkdir()
-    for name, text in files.items():
-        (house.root / "alignedserve" / "worker" / name).write_text(text)
-    assert house.written_by_several() == {"prefix": [f"alignedserve/worker/{name}" for name in sorted(files)]}
-
-
 def test_words_to_read_are_without_notebook_and_generated_pages(house: House) -> None:
     for name in ("notebook/figures.md", "reference/settings.md"):
         (house.root / DOCS / name).parent.mkdir(exist_ok=True)
@@ -76,10 +65,24 @@ def test_the_settings_of_this_repository_are_all_seen() -> None:
 def test_the_table_is_printed(
     house: House, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (house.root / "router" / "more.py").write_text("def more():\n    return 1\n\n\nkv.folded = []\n")
+    (house.root / "router" / "more.py").write_text("def more():\n    return 1\n")
     monkeypatch.setattr("sys.argv", ["measure_house.py", "--list", "--at", str(house.root)])
     main()
     said = capsys.readouterr().out
     assert re.search(r"^their lines, median / p90 / max +2 / ", said, re.M)
-    assert "\nLine: alignedserve/bases.py router/line.py\n" in said
-    assert said.endswith("\nwindows and folding: router/more.py\n\n")
+    assert said.endswith("\nLine: alignedserve/bases.py router/line.py\n")
+
+
+def test_growth_beyond_a_measure_is_told(
+    house: House, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (house.root / DOCS / "reading.md").write_text("| 1 | `router/state.py` | docstring, `Core` | the way |\n")
+    monkeypatch.setattr("sys.argv", ["measure_house.py", "--warn", "--at", str(house.root)])
+    main()
+    assert capsys.readouterr().out == ""
+    (house.root / "README.md").write_text("A line.\n" * 111)
+    for number in range(16):
+        (house.root / "router" / f"more{number}.py").write_text("")
+    main()
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["warning: 111 lines of README.md, of at most 110", "warning: 19 files in router, of at most 17"]
