@@ -304,7 +304,7 @@ def _allowed(setting: Setting) -> str:
     if setting.choices:
         return f" ({', '.join(f'`{choice}`' for choice in setting.choices)})"
     names = {"least": "{:g} or more", "above": "more than {:g}", "most": "{:g} or less"}
-    bounds = [text.format(setting.about[name]) for name, text in names.items() if setting.about[name] is not None]
+    bounds = [text.format(bound) for name, text in names.items() if (bound := getattr(setting, name)) is not None]
     return f" ({', '.join(bounds)})" if bounds else ""
 
 

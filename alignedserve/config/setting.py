@@ -12,12 +12,12 @@ path:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from functools import cache, partial
 from types import NoneType
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 PREFIX = "ALIGNEDSERVE_"
 
@@ -44,10 +44,8 @@ def setting(
 ) -> Any:
     """Return a dataclass field with all that is to be known of the setting; `aliases` are vLLM's flags for the same.
     One that `reloads` may change while the deployment serves: the parts take it from `Place.live`."""
-    about = {"help": help, "reach": reach, "least": least, "above": above, "most": most}
-    return field(
-        default=default, repr=not secret, metadata={**about, "aliases": aliases, "secret": secret, "reloads": reloads}
-    )
+    about = {"help": help, "reach": reach, "least": least, "above": above, "most": most, "aliases": aliases}
+    return field(default=default, repr=not secret, metadata={**about, "secret": secret, "reloads": reloads})
 
 
 common = partial(setting, reach=Reach.COMMON)
@@ -62,23 +60,15 @@ class Setting:
     kind: type  # str, int, float, bool, an Enum, or a class with a classmethod `parse` for text
     optional: bool
     default: Any
-    about: Mapping[str, Any]  # the field's metadata
-
-    @property
-    def help(self) -> str:
-        return cast(str, self.about["help"])
-
-    @property
-    def reach(self) -> Reach:
-        return cast(Reach, self.about["reach"])
-
-    @property
-    def secret(self) -> bool:
-        return cast(bool, self.about["secret"])
-
-    @property
-    def reloads(self) -> bool:
-        return cast(bool, self.about["reloads"])
+    # What `setting` was told of it.
+    help: str
+    reach: Reach
+    least: float | None
+    above: float | None
+    most: float | None
+    aliases: tuple[str, ...]
+    secret: bool
+    reloads: bool
 
     @property
     def section(self) -> str:
@@ -97,7 +87,7 @@ class Setting:
     @property
     def flags(self) -> tuple[str, ...]:
         """Return the flags that set it: an experiment has none, and is said as `--set PATH=VALUE`."""
-        return () if self.reach is Reach.EXPERIMENT else (self.flag, *self.about["aliases"])
+        return () if self.reach is Reach.EXPERIMENT else (self.flag, *self.aliases)
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -115,15 +105,14 @@ class Setting:
             return None
         if isinstance(value, str):
             return None if value.strip() else "must not be empty"
-        least, above, most = self.about["least"], self.about["above"], self.about["most"]
         if isinstance(value, float) and not math.isfinite(value):
             return f"must be a finite number, not {value}"
-        if least is not None and value < least:
-            return f"must be {least} or more, not {value}"
-        if above is not None and value <= above:
-            return f"must be more than {above}, not {value}"
-        if most is not None and value > most:
-            return f"must be {most} or less, not {value}"
+        if self.least is not None and value < self.least:
+            return f"must be {self.least} or more, not {value}"
+        if self.above is not None and value <= self.above:
+            return f"must be more than {self.above}, not {value}"
+        if self.most is not None and value > self.most:
+            return f"must be {self.most} or less, not {value}"
         return None
 
 
@@ -140,7 +129,7 @@ def settings_of(part: type, above: str = "") -> Iterator[Setting]:
         else:
             inner = [kind for kind in get_args(hints[declared.name]) if kind is not NoneType]
             kind = inner[0] if inner else hints[declared.name]
-            yield Setting(path, kind, bool(inner), declared.default, declared.metadata)
+            yield Setting(path, kind, bool(inner), declared.default, **declared.metadata)
 
 
 def leaves(part: Any, above: str = "") -> Iterator[tuple[str, Any]]:
