@@ -26,20 +26,11 @@ _BROS, _VLLM, _ALIGNED = System("BROS", "bros"), System("vLLM", "vllm-fcfs"), Sy
 _SYSTEMS = (_BROS, _VLLM, System("RR", "round-robin"), _ALIGNED)
 
 
-@dataclass(frozen=True)
-class _Texts:
-    """A set of chats: the name, and the keys of a workload with these lengths."""
-
-    name: str
-    keys: str = ""
-
-    def points(self) -> tuple[Point, ...]:
-        workload = f"{_CHATS}{self.keys}"
-        return tuple(_point(rate, workload, _OPT_13B, only_full=rate not in _OFTEN) for rate in _RATES)
-
-
-_SHARE_GPT = _Texts("ShareGPT")
-_LMSYS = _Texts("LMSYS", ",chat.prompt=lognormal:90.5:148.5:2048,chat.output=lognormal:237:228:1024")
+_SHARE_GPT, _LMSYS = "ShareGPT", "LMSYS"  # sets of chats, and the workloads with their lengths
+_WORKLOADS = {
+    _SHARE_GPT: _CHATS,
+    _LMSYS: f"{_CHATS},chat.prompt=lognormal:90.5:148.5:2048,chat.output=lognormal:237:228:1024",
+}
 
 
 def _point(rate: float, workload: str, profile: str, only_full: bool = False) -> Point:
@@ -64,10 +55,10 @@ class _Measure:
     metric: str
     better: Better = Better.HIGHER
 
-    def of(self, number: str, texts: _Texts, *claims: Claim, finding: str = "", behind: str = "") -> Figure:
-        title = f"{self.title}, {texts.name}"
-        what = self.y, _SYSTEMS, texts.points(), self.metric
-        return Figure(number, title, _RATE, *what, claims, finding, self.better, behind)
+    def of(self, number: str, chats: str, *claims: Claim, finding: str = "", behind: str = "") -> Figure:
+        points = tuple(_point(rate, _WORKLOADS[chats], _OPT_13B, only_full=rate not in _OFTEN) for rate in _RATES)
+        what = self.y, _SYSTEMS, points, self.metric
+        return Figure(number, f"{self.title}, {chats}", _RATE, *what, claims, finding, self.better, behind)
 
 
 _CHATS_LATE = _Measure("latency of chats beside documents", _LATENCY, "papers.bros.normalised_latency_s", Better.LOWER)
