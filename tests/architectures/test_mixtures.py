@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from alignedserve.architectures.families.llama import LlamaConfig
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.routing import Scores
-from alignedserve.engine.adapters.lora import read_lora
+from alignedserve.engine.adapters.lora import WEIGHTS, read_lora
 from alignedserve.errors import AdapterError, ConfigError, ModelError
 from tests.adapters import make_adapter
 from tests.models import dots1, glm4_moe, mixtral, qwen2_moe, qwen3_moe
@@ -80,11 +81,12 @@ def test_wrong_keys_are_refused(
     assert "\n" not in str(refusal.value)
 
 
-def test_an_adapter_of_what_is_beside_experts_is_refused(tmp_path: Path) -> None:
+def test_an_adapter_may_change_what_is_beside_experts_and_no_choice(tmp_path: Path) -> None:
     folder = qwen2_moe(tmp_path / "model", mlp_only_layers=[])
-    adapter = make_adapter(folder, tmp_path / "adapter", seed=1, targets=["down_proj"])
-    with pytest.raises(
-        AdapterError, match=r"shared_expert\.down_proj, which is none of this model's layers"
-    ) as refusal:
-        read_lora(adapter, read_config(folder))
+    beside = make_adapter(folder, tmp_path / "beside", seed=1, targets=["down_proj"])
+    assert "model.layers.0.mlp.shared_expert.down_proj" in read_lora(beside, read_config(folder)).ranks
+    tensors = {name.replace(".down_proj", "_gate"): of for name, of in load_file(beside / WEIGHTS).items()}
+    save_file(tensors, beside / WEIGHTS)
+    with pytest.raises(AdapterError, match=r"shared_expert_gate, which is none of this model's layers") as refusal:
+        read_lora(beside, read_config(folder))
     assert "\n" not in str(refusal.value)

@@ -45,8 +45,9 @@ FAMILIES = (
     "phi3",
     "phi",
     "glm4",
+    "qwen2-moe",
 )
-USUAL = ("mha-tied", "opt", "falcon", "llama4")  # one for each way to name layers
+USUAL = ("mha-tied", "opt", "falcon", "llama4", "qwen2-moe")  # one for each way to name layers
 TOKENS = 6
 SOME = r".*\.1\..*(q_proj|v_proj|down_proj|fc2|query_key_value|dense_4h_to_h)"  # layers of the model's second layer
 OTHERS: dict[str, dict[str, Any]] = {  # options of adapters: rank, which layers, how A and B are scaled

@@ -1,7 +1,7 @@
-"""Bloom, Falcon, MPT, and Phi and GPT-NeoX beside this file: LayerNorms, and an MLP without a gate.
+"""Bloom, Falcon, MPT, and OPT, Phi and GPT-NeoX beside this file: LayerNorms, and an MLP without a gate.
 
 Positions turn K and queries (Falcon), or lower a score by the distance of its token, for each head by its own slope
-(ALiBi: Bloom, MPT, the first Falcons).
+(ALiBi: Bloom, MPT, the first Falcons), or are vectors that are added to those of tokens (OPT).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class LayerOrder(Enum):
 
     SERIAL = "the MLP reads what attention was added to"
     NORMS_STAY = "the same, and each half is added to its norm, not to what the norm was made of"
+    NORMS_LAST = "the same, and what each half was added to goes through its norm"
     BESIDE = "both read one norm"
     TWO_NORMS = "both read the same, each through a norm of its own"
 
@@ -46,6 +47,9 @@ class BloomNames:
     up: str
     down: str
     heads: tuple[str, ...] = ("lm_head",)  # the first that the files have
+    positions: str | None = None  # the table of positions
+    project_in: str = ""  # from vectors of tokens, where they are narrower than layers, and back for the logits
+    project_out: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,9 @@ class BloomConfig(OurConfig):
     bias: bool  # of linear layers
     mlp_bias: bool | None = None  # of those of the MLP, where they differ
     norm_bias: bool = True
+    norm_affine: bool = True  # whether norms have weights, and biases
+    final_norm: bool = True
+    embedding_dim: int | None = None  # numbers of a token's vector; None: as many as layers have
     activation: Activation
     rope: Rope | None = None
     slopes: tuple[float, ...] = ()  # of the heads of all ranks; (): scores do not depend on the distance

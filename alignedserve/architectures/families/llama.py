@@ -21,14 +21,24 @@ class LayerNames:
 
     qkv: str | None = None  # one weight of query, key and value; None: they have one each
     gate_up: str | None = None  # one weight of gate and up; None: they have one each
+    mlp: str = "mlp"
     mlp_norm: str = "post_attention_layernorm"
     after_attention: str | None = None  # the norm of what attention adds; None: there is none
     after_mlp: str | None = None  # the norm of what the MLP adds; None: there is none
 
 
+@dataclass(frozen=True)
+class Temperature:
+    """A query is multiplied with 1 + weight * log(1 + position // tokens), the first position being 1."""
+
+    tokens: int
+    weight: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(MixtureConfig):
     prefix: str = "model"  # of all names of tensors but the head's
+    head: str = "lm_head"
     names: LayerNames = LayerNames()
     norm_eps: float
     rope: Rope
@@ -40,6 +50,9 @@ class LlamaConfig(MixtureConfig):
     has_sinks: bool = False  # whether each head has a score beside those of tokens
     local_rope: Rope | None = None  # of layers with a window; None: they turn as the others
     turns_neighbours: bool = False  # whether in the files neighbours among a head's numbers turn together
+    still: frozenset[int] = frozenset()  # layers whose heads do not turn
+    temperature: Temperature | None = None  # of those layers
+    are_turned_of_one: bool = False  # whether heads that turn have the length one then, by root mean square
     score_cap: float | None = None  # of attention
     logit_cap: float | None = None
     activation: Activation = Activation.SILU  # of the gate of a dense MLP
@@ -53,6 +66,11 @@ class LlamaConfig(MixtureConfig):
     @property
     def ropes(self) -> tuple[Rope, ...]:
         return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    @property
+    def has_kernel(self) -> bool:
+        """Return whether a kernel may run all layers: none has norms over all heads, or turns some layers alone."""
+        return not (self.qk_norm_is_wide or self.still or self.are_turned_of_one)
 
     def rope_of(self, layer: int) -> int:
         """Return which of the ropes turn the heads of a layer."""

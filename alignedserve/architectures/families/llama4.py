@@ -6,51 +6,31 @@ multiplied with a factor above one, so that attention stays as sharp among more 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from alignedserve.architectures.config import Activation, activation, stored_dtype
+from alignedserve.architectures.families.llama import LayerNames, LlamaConfig, Temperature
 from alignedserve.architectures.given import Given
-from alignedserve.architectures.rope import Rope, read_rope, rope_section
-from alignedserve.architectures.routing import MixtureConfig, Routing, Scores, Stack
+from alignedserve.architectures.rope import read_rope, rope_section
+from alignedserve.architectures.routing import ExpertNames, Routing, Scores, Stack
 from alignedserve.architectures.stored_form import stored_form
 
 _THETA = 500_000.0
 _KINDS = ("chunked_attention", "full_attention")
+_NAMES = LayerNames(mlp="feed_forward")
+_EXPERTS = ExpertNames(
+    router="feed_forward.router", experts="feed_forward.experts", shared="feed_forward.shared_expert"
+)
 
 
-@dataclass(frozen=True)
-class Temperature:
-    """A query is multiplied with 1 + weight * log(1 + position // tokens), the first position being 1."""
-
-    tokens: int
-    weight: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Llama4Config(MixtureConfig):
-    prefix: str  # of all names of tensors
-    norm_eps: float
-    rope: Rope
-    turns: tuple[bool, ...]  # layer -> whether its heads turn
-    qk_norm: bool  # whether heads that turn have the length one then, by root mean square
-    temperature: Temperature | None  # of layers whose heads do not turn
-    bias: bool  # of attention
-
-    @property
-    def copies_kv(self) -> bool:
-        return True
-
-
-def read_llama4(given: Given) -> Llama4Config:
+def read_llama4(given: Given) -> LlamaConfig:
     return _read(given, given, prefix="")
 
 
-def read_llama4_with_images(given: Given) -> Llama4Config:
+def read_llama4_with_images(given: Given) -> LlamaConfig:
     """Read the text part of a model that reads images too; nothing else of it is read."""
     return _read(given, given.text, prefix="language_model.")
 
 
-def _read(given: Given, text: Given, prefix: str) -> Llama4Config:
+def _read(given: Given, text: Given, prefix: str) -> LlamaConfig:
     layers, heads = text.whole("num_hidden_layers"), text.whole("num_attention_heads")
     kv_heads = text.whole("num_key_value_heads", heads if text.has("num_key_value_heads") else 8)
     head_dim = text.whole("head_dim", 128)
@@ -61,9 +41,11 @@ def _read(given: Given, text: Given, prefix: str) -> Llama4Config:
     rope = read_rope(text, rope_section(text), text.number("rope_theta", _THETA), head_dim, 1.0)
     if rope.dim != head_dim or head_dim % 2:
         raise text.unsupported(f"rotation of {rope.dim} of a head's {head_dim} numbers")
-    turns, expert = _turns(text, layers), text.whole("intermediate_size", 8192)
-    return Llama4Config(
-        prefix=prefix,
+    turns, expert, bias = _turns(text, layers), text.whole("intermediate_size", 8192), text.flag("attention_bias")
+    return LlamaConfig(
+        prefix=f"{prefix}model",
+        head=f"{prefix}lm_head",
+        names=_NAMES,
         vocab_size=text.whole("vocab_size"),
         hidden_size=text.whole("hidden_size"),
         num_layers=layers,
@@ -82,10 +64,12 @@ def _read(given: Given, text: Given, prefix: str) -> Llama4Config:
         routing=_routing(text, layers),
         norm_eps=text.number("rms_norm_eps", 1e-5),
         rope=rope,
-        turns=turns,
-        qk_norm=text.flag("use_qk_norm", True),
+        turns_neighbours=True,
+        still=frozenset(layer for layer, turned in enumerate(turns) if not turned),
+        are_turned_of_one=text.flag("use_qk_norm", True),
         temperature=_temperature(text),
-        bias=text.flag("attention_bias"),
+        qkv_bias=bias,
+        out_bias=bias,
     )
 
 
@@ -101,6 +85,7 @@ def _routing(text: Given, layers: int) -> Routing:
         dense_layers=dense,
         weighs_inputs=True,
         stack=Stack.HALVES,
+        names=_EXPERTS,
     )
 
 

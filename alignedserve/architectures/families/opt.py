@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from alignedserve.architectures.config import Activation, OurConfig, activation, common, whole_head
+from alignedserve.architectures.config import activation, common, whole_head
+from alignedserve.architectures.families.bloom import BloomConfig, BloomNames, LayerOrder
 from alignedserve.architectures.given import Given
 
+_NAMES = BloomNames(
+    embedding="model.decoder.embed_tokens",
+    layers="model.decoder.layers",
+    final_norm="model.decoder.final_layer_norm",
+    attention_norm="self_attn_layer_norm",
+    mlp_norm="final_layer_norm",
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    out="self_attn.out_proj",
+    up="fc1",
+    down="fc2",
+    positions="model.decoder.embed_positions",
+    project_in="model.decoder.project_in",
+    project_out="model.decoder.project_out",
+)
 
-@dataclass(frozen=True, kw_only=True)
-class OptConfig(OurConfig):
-    embedding_dim: int  # size of word vectors; projected to hidden_size, and back for the logits, where it differs
-    norm_first: bool
-    final_norm: bool
-    bias: bool
-    affine_norm: bool
-    activation: Activation
 
-    @property
-    def inner_size(self) -> int:
-        return 2 * self.intermediate_size
-
-
-def read_opt(given: Given) -> OptConfig:
+def read_opt(given: Given) -> BloomConfig:
     known, head_dim = common(given), whole_head(given)
     norm_first = given.flag("do_layer_norm_before", True)
-    return OptConfig(
+    return BloomConfig(
         **known,
+        names=_NAMES,
+        order=LayerOrder.SERIAL if norm_first else LayerOrder.NORMS_LAST,
         num_kv_heads=known["num_heads"],
         head_dim=head_dim,
         intermediate_size=given.whole("ffn_dim"),
         embedding_dim=given.whole("word_embed_proj_dim", known["hidden_size"]),
-        norm_first=norm_first,
         final_norm=norm_first and not given.flag("_remove_final_layer_norm"),
+        norm_eps=1e-5,
+        norm_affine=given.flag("layer_norm_elementwise_affine", True),
         bias=given.flag("enable_bias", True),
-        affine_norm=given.flag("layer_norm_elementwise_affine", True),
         activation=activation(given, "activation_function", "relu"),
         tied_embeddings=given.flag("tie_word_embeddings", True),
     )

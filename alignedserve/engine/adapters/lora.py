@@ -18,8 +18,6 @@ from typing import Any
 from alignedserve.architectures.config import ModelConfig
 from alignedserve.architectures.families.bloom import BloomConfig
 from alignedserve.architectures.families.llama import LlamaConfig
-from alignedserve.architectures.families.llama4 import Llama4Config
-from alignedserve.architectures.families.opt import OptConfig
 from alignedserve.architectures.given import read_json
 from alignedserve.architectures.weight_files import FLOATS, read_shapes
 from alignedserve.errors import AdapterError, ModelError
@@ -105,60 +103,40 @@ def read_lora(folder: Path, model: ModelConfig) -> LoraFiles:
 
 def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
     """Return the outputs and inputs of each linear layer that adapters may change, by its name in transformers."""
-    hidden, query, kv, layers = model.hidden_size, model.query_dim, model.kv_dim, range(model.num_layers)
-    mixtures: set[int] = set()  # layers whose MLP adapters may not change
-    match model:
-        case LlamaConfig(intermediate_size=inner):
-            of_layer = _shapes_of_llama(model, inner)
-            prefix, mixtures = f"{model.prefix}.layers", {n for n in layers if model.routing_of(n) is not None}
-        case OptConfig(intermediate_size=inner):
-            of_layer = {f"self_attn.{name}_proj": (query, hidden) for name in "qkv"}
-            of_layer |= {"self_attn.out_proj": (hidden, query), "fc1": (inner, hidden), "fc2": (hidden, inner)}
-            prefix = "model.decoder.layers"
-        case Llama4Config():
-            return _shapes_of_llama4(model)
-        case BloomConfig(intermediate_size=inner, names=names):
-            outputs = (query, kv, kv) if len(names.qkv) > 1 else (query + 2 * kv,)
-            of_layer = {name: (out, hidden) for name, out in zip(names.qkv, outputs, strict=True)}
-            of_layer |= {names.out: (hidden, query), names.up: (inner, hidden), names.down: (hidden, inner)}
-            prefix = names.layers
-        case _:
-            return {}
-    return {
-        f"{prefix}.{number}.{name}": shape
-        for number in layers
-        for name, shape in of_layer.items()
-        if not (number in mixtures and name.startswith("mlp."))
-    }
+    if isinstance(model, LlamaConfig):
+        prefix, of_layers = f"{model.prefix}.layers", [_shapes_of_llama(model, n) for n in range(model.num_layers)]
+    elif isinstance(model, BloomConfig):
+        prefix, of_layers = model.names.layers, [_shapes_of_bloom(model)] * model.num_layers
+    else:
+        return {}
+    return {f"{prefix}.{n}.{name}": shape for n, shapes in enumerate(of_layers) for name, shape in shapes.items()}
 
 
-def _shapes_of_llama(model: LlamaConfig, inner: int) -> dict[str, tuple[int, int]]:
+def _shapes_of_bloom(model: BloomConfig) -> dict[str, tuple[int, int]]:
+    hidden, query, kv, inner = model.hidden_size, model.query_dim, model.kv_dim, model.intermediate_size
+    names, outputs = model.names, (query, kv, kv) if len(model.names.qkv) > 1 else (query + 2 * kv,)
+    shapes = {name: (out, hidden) for name, out in zip(names.qkv, outputs, strict=True)}
+    return shapes | {names.out: (hidden, query), names.up: (inner, hidden), names.down: (hidden, inner)}
+
+
+def _shapes_of_llama(model: LlamaConfig, number: int) -> dict[str, tuple[int, int]]:
+    """Return the layers that all tokens run, of a mixture what it has beside its experts."""
     hidden, query, kv, names = model.hidden_size, model.query_dim, model.kv_dim, model.names
-    shapes = {"self_attn.o_proj": (hidden, query), "mlp.down_proj": (hidden, inner)}
+    shapes = {"self_attn.o_proj": (hidden, query)}
     if names.qkv is None:
         outputs = {"q": query, "k": kv, "v": kv}
         shapes |= {f"self_attn.{name}_proj": (out, hidden) for name, out in outputs.items()}
     else:
         shapes[f"self_attn.{names.qkv}"] = (query + 2 * kv, hidden)
+    routing = model.routing_of(number)
+    mlp, inner = (names.mlp, model.intermediate_size) if routing is None else (routing.names.shared, model.shared_size)
+    if not inner:
+        return shapes
+    shapes[f"{mlp}.down_proj"] = (hidden, inner)
     if names.gate_up is None:
-        shapes |= {f"mlp.{name}_proj": (inner, hidden) for name in ("gate", "up")}
-    else:
-        shapes[f"mlp.{names.gate_up}"] = (2 * inner, hidden)
-    return shapes
-
-
-def _shapes_of_llama4(model: Llama4Config) -> dict[str, tuple[int, int]]:
-    """Return the layers that all tokens run; experts see other rows than the step has."""
-    hidden, query, kv = model.hidden_size, model.query_dim, model.kv_dim
-    attention = {"q_proj": (query, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden), "o_proj": (hidden, query)}
-    shapes: dict[str, tuple[int, int]] = {}
-    for number in range(model.num_layers):
-        is_mixture, layer = model.routing_of(number) is not None, f"{model.prefix}model.layers.{number}"
-        inner = model.expert_size if is_mixture else model.intermediate_size
-        mlp = f"{layer}.feed_forward{'.shared_expert' if is_mixture else ''}"
-        shapes |= {f"{layer}.self_attn.{name}": shape for name, shape in attention.items()}
         shapes |= {f"{mlp}.{name}_proj": (inner, hidden) for name in ("gate", "up")}
-        shapes[f"{mlp}.down_proj"] = (hidden, inner)
+    else:
+        shapes[f"{mlp}.{names.gate_up}"] = (2 * inner, hidden)
     return shapes
 
 

@@ -202,20 +202,27 @@ class ExpertsMlp:
 
 
 def mlp_of(
-    config: MixtureConfig, number: int, layer: str, loader: Loader, bias: bool = False, names: ExpertNames = _USUAL
+    config: MixtureConfig,
+    number: int,
+    layer: str,
+    loader: Loader,
+    bias: bool = False,
+    name: str = "mlp",
+    names: ExpertNames = _USUAL,
 ) -> Mlp:
-    """Read the MLP of a layer: dense, with biases or without, or a mixture of experts; `names`: of a dense one."""
+    """Read the MLP of a layer: a mixture of experts, or a dense one of this name with these parts."""
     routing = config.routing_of(number)
     if routing is None:
-        return dense_mlp(loader, f"{layer}.mlp", config.hidden_size, config.intermediate_size, bias, names=names)
+        return dense_mlp(loader, f"{layer}.{name}", config.hidden_size, config.intermediate_size, bias, names=names)
     return _experts_mlp(config, routing, layer, loader)
 
 
 def _experts_mlp(config: MixtureConfig, routing: Routing, layer: str, loader: Loader) -> ExpertsMlp:
-    """Read a mixture. Adapters cannot change it: its experts run with other rows than the step has."""
+    """Read a mixture. Adapters change what all tokens take, but no expert: these run other rows than the step has."""
     names, hidden, shared = routing.names, config.hidden_size, None
-    loader = replace(loader, adapted=AdaptedLayers())
-    apart = apart_experts(loader, routing)
+    apart = replace(loader, adapted=AdaptedLayers())
+    if routing.stack is not None:
+        apart = replace(apart, tensors=StackedExperts(loader.tensors, routing.experts, routing.stack))
 
     def expert(number: int) -> DenseMlp:
         name, size = f"{layer}.{names.experts}.{number}", config.expert_size
@@ -249,10 +256,3 @@ def _router(routing: Routing, layer: str, hidden: int, loader: Loader) -> Router
         bias=numbers(f"{layer}.{names.bias}") if routing.is_biased else None,
         offset=numbers(f"{layer}.{names.router}.bias") if routing.has_biases else None,
     )
-
-
-def apart_experts(loader: Loader, routing: Routing) -> Loader:
-    """Return a loader that reads each expert by itself, where the files have stacked them."""
-    if routing.stack is None:
-        return loader
-    return replace(loader, tensors=StackedExperts(loader.tensors, routing.experts, routing.stack))

@@ -1,9 +1,7 @@
 """Models that the engine runs by modules of our own, and the choice of a model's module.
 
-bloom.py     Bloom, Falcon, MPT, Phi, GPT-NeoX (Pythia).
+bloom.py     Bloom, Falcon, MPT, OPT, Phi, GPT-NeoX (Pythia).
 choice.py    Chooses the module that runs a model.
 deepseek.py  DeepSeek and its kin, which attend to one compressed vector of each token.
-llama.py     The Llama family, Gemma, GLM and Phi-3.
-llama4.py    Llama 4's text part.
-opt.py       OPT.
+llama.py     The Llama family, Gemma, GLM, Phi-3 and Llama 4's text part.
 """

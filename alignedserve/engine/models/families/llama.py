@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from alignedserve.architectures.families.llama import LlamaConfig
+from alignedserve.architectures.families.llama import LlamaConfig, Temperature
 from alignedserve.architectures.routing import ExpertNames
 from alignedserve.engine.adapters.layers import in_halves
 from alignedserve.engine.models.experts import DenseMlp, Mlp, add_normed, mlp_of
@@ -18,6 +18,7 @@ from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.rope import Rotation
 from alignedserve.kernels.common.decoder import Angles, AttentionLayer, DecoderLayer, Norm
 from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.scoring import Scoring
 
 
@@ -34,8 +35,9 @@ class Llama(Model):
         dense = [layer for layer in self._layers if isinstance(layer, DecoderLayer)]
         self._decoder = loader.decoder(dense) if len(dense) == len(self._layers) else None
         self._norm = _norm(config, f"{config.prefix}.norm", loader)
-        self._head = loader.head("lm_head.weight", self._embedding, config.tied_embeddings)
+        self._head = loader.head(f"{config.head}.weight", self._embedding, config.tied_embeddings)
         self._rotations = [Rotation(rope, loader.device) for rope in config.ropes]
+        self._ones = torch.ones(config.head_dim, dtype=loader.dtype, device=loader.device)
         self._kv = KVProjections([layer.qkv for layer in self._layers], config.query_dim, config.kv_dim)
 
     def _layer(self, number: int, loader: Loader) -> AttentionLayer:
@@ -44,7 +46,7 @@ class Llama(Model):
         sinks = loader.share(f"{attention}.sinks", config.num_heads).float() if config.has_sinks else None
         layer = AttentionLayer(
             attention_norm=_norm(config, f"{prefix}.input_layernorm", loader),
-            qkv=_qkv(config, attention, loader),
+            qkv=_qkv(config, number, attention, loader),
             query_norm=_head_norm(config, f"{attention}.q_norm.weight", config.query_dim, loader),
             k_norm=_head_norm(config, f"{attention}.k_norm.weight", config.kv_dim, loader),
             out=loader.by_columns(f"{attention}.o_proj", config.hidden_size, config.query_dim, config.out_bias),
@@ -55,15 +57,18 @@ class Llama(Model):
             head_dim=config.head_dim,
             turned=config.rope.dim,
             angles=config.rope_of(number),
-            scoring=Scoring(config.scale(number), config.window(number), config.score_cap, sinks),
+            scoring=Scoring(
+                *(config.scale(number), config.window(number), config.score_cap, sinks), stretch=config.stretch(number)
+            ),
         )
-        mlp = mlp_of(config, number, prefix, loader, config.mlp_bias, ExpertNames(gate_up=names.gate_up))
+        dense = ExpertNames(gate_up=names.gate_up)
+        mlp = mlp_of(config, number, prefix, loader, config.mlp_bias, names.mlp, dense)
         if isinstance(mlp, DenseMlp):
             after = _norm_after(config, prefix, names.after_mlp, loader)
             mlp = replace(mlp, activation=config.activation, after=after)
         self._mlps.append(mlp)
         whole = mlp.completed(layer) if isinstance(mlp, DenseMlp) else None
-        return layer if whole is None or config.qk_norm_is_wide else whole  # no kernel has the wide norm
+        return layer if whole is None or not config.has_kernel else whole
 
     def logits(self, states: Tensor) -> Tensor:
         logits, cap = self._head(states), self._config.logit_cap
@@ -78,22 +83,28 @@ class Llama(Model):
         if paged is not None and self._decoder is not None and self._decoder.takes(len(tokens)):
             self._decoder.run(x, angles, paged)
         else:
-            self._layer_by_layer(x, angles, attention)
+            self._layer_by_layer(x, positions, angles, attention)
         last = x if rows is None else x.index_select(0, rows)
         return self._normed(last, self._norm)
 
-    def _layer_by_layer(self, x: Tensor, angles: Sequence[Angles], attention: Attention) -> None:
+    def _layer_by_layer(self, x: Tensor, positions: Tensor, angles: Sequence[Angles], attention: Attention) -> None:
         """Run all layers on `x`, in place."""
         config, kernels = self._config, self._kernels
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         query_dim, kv_dim, num_tokens = config.query_dim, config.kv_dim, x.shape[0]
+        factors = None if config.temperature is None else _factors(config.temperature, positions, x.device)
         for number, (layer, mlp) in enumerate(zip(self._layers, self._mlps, strict=True)):
             normed = self._normed(x, layer.attention_norm)
             qkv = layer.qkv(normed)
             by_head = qkv.view(num_tokens, -1, head_dim)
             if layer.query_norm is None or layer.k_norm is None:
-                kernels.rotate(by_head.narrow(1, 0, heads + kv_heads), *angles[layer.angles])
                 query, k = by_head.narrow(1, 0, heads), qkv.narrow(1, query_dim, kv_dim)
+                if number not in config.still:
+                    kernels.rotate(by_head.narrow(1, 0, heads + kv_heads), *angles[layer.angles])
+                    if config.are_turned_of_one:
+                        query, k = self._of_one(query), self._of_one(by_head.narrow(1, heads, kv_heads)).flatten(1)
+                elif factors is not None:
+                    query = (query * factors).to(x.dtype)
             else:
                 query = self._normed_heads(by_head.narrow(1, 0, heads), layer.query_norm)
                 turned = self._normed_heads(by_head.narrow(1, heads, kv_heads), layer.k_norm)
@@ -108,6 +119,9 @@ class Llama(Model):
     def _normed(self, x: Tensor, norm: Norm) -> Tensor:
         assert norm.weight is not None
         return self._kernels.rms_norm(x, norm.weight, norm.eps)
+
+    def _of_one(self, heads: Tensor) -> Tensor:
+        return self._kernels.rms_norm(heads, self._ones, self._config.norm_eps)
 
     def _normed_heads(self, heads: Tensor, weight: Tensor) -> Tensor:
         """Return [rows, heads, head_dim] after the norm of each head, or of all heads of all ranks together."""
@@ -129,18 +143,26 @@ class Llama(Model):
         norm = self._layers[layer].k_norm
         if norm is not None:
             by_head = self._normed_heads(by_head, norm)
+        if layer in self._config.still:
+            return k, v
         self._kernels.rotate(by_head, *self._rotations[self._layers[layer].angles].at(positions))
-        return by_head.flatten(1), v
+        return (self._of_one(by_head) if self._config.are_turned_of_one else by_head).flatten(1), v
 
 
-def _qkv(config: LlamaConfig, attention: str, loader: Loader) -> Linear:
+def _factors(temperature: Temperature, positions: Tensor, device: torch.device) -> Tensor:
+    """Return the factors of queries, [tokens, 1, 1]."""
+    passed = torch.floor((positions.float() + 1) / temperature.tokens)
+    return on_device(torch.log1p(passed) * temperature.weight + 1, device)[:, None, None]
+
+
+def _qkv(config: LlamaConfig, number: int, attention: str, loader: Loader) -> Linear:
     """Read query, key and value as one layer."""
     outputs, hidden, bias = (config.query_dim, config.kv_dim, config.kv_dim), config.hidden_size, config.qkv_bias
     copies = (1, config.kv_copies, config.kv_copies)
     if config.names.qkv is not None:
         return loader.fused(f"{attention}.{config.names.qkv}", outputs, hidden, bias, copies)
     turning = partial(in_halves, head_dim=config.head_dim, turned=config.rope.dim)
-    orders = (turning, turning, None) if config.turns_neighbours else None
+    orders = (turning, turning, None) if config.turns_neighbours and number not in config.still else None
     return loader.by_rows([f"{attention}.{name}_proj" for name in "qkv"], outputs, hidden, bias, copies, orders)
 
 
