@@ -88,6 +88,11 @@ class PageWriting(WorkerPart):
         self._pages.note_in_pool(running)
         return [self._writer.begin(running, self.target, tokens, stays=True)]
 
+    def write_answer(self, running: WorkerRequest, pages: int, aside: bool) -> CopyOut:
+        """Order a copy of the last full pages of a request that has ended: beside the steps, or after a step."""
+        self._pages.note_in_pool(running)
+        return self.write_next(running, pages, has_ended=not aside)
+
     def write_next(self, running: WorkerRequest, pages: int, has_ended: bool = False) -> CopyOut:
         """Order a copy of a request's next full pages: beside the steps, or after a step if the request has ended."""
         assert self.target is not None, "there are pages at hand"
@@ -348,8 +353,7 @@ class PagesToWrite(WorkerPart):
             if (pages := self._num_of_answer(running)) > 0:
                 ended.remove(running)
                 begun.append(running)
-                commands.append(self._writing.write_next(running, pages))
-                self._pages.note_in_pool(running)
+                commands.append(self._writing.write_answer(running, pages, aside=True))
         for running in begun:
             self._here.put_last(running)
         return [*commands, *self._end_all(ended, now)]
@@ -368,9 +372,8 @@ class PagesToWrite(WorkerPart):
             pages = self._num_of_answer(running)
             if pages > 0 and self._has_time_for(copied + pages * self._page_size, now):
                 copied += pages * self._page_size
-                copy = self._writing.write_next(running, pages, has_ended=True)
+                copy = self._writing.write_answer(running, pages, aside=False)
                 commands += (*self._memory.orders(copy, running), copy)
-                self._pages.note_in_pool(running)
             elif self._writer.num_written(running):
                 commands += self._writing.hand_on_parts(running, now, has_ended=True)
             else:

@@ -33,8 +33,13 @@ from alignedserve.protocol.messages import (
     Retire,
     Spoiled,
 )
+from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Layout, Policy, Room, SchedulerName
+from alignedserve.worker.requests import Requests
 from alignedserve.worker.setup import WorkerSetup
+from alignedserve.worker.step.moves import JoinCandidate
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.states import State
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, next_attempt, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")
@@ -150,6 +155,21 @@ class TestSaidAgain:
         received(worker)
         worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
         assert sent(offered(worker, IN_A), "prefill-0") == [Cancel("a", 0)]
+
+    def test_a_thousand_attempts_after_its_end(self) -> None:
+        """A sender offers an attempt again within seconds, if at all."""
+        here, came = Requests(), [entry(request(f"r{number}"), ()) for number in range(1001)]
+        for last, one in enumerate(came):
+            running = WorkerRequest(one.request, promise(one.request, Policy()), [7])
+            candidate = JoinCandidate(running, one, PREFILL, due_at=0.0, since=0.0)
+            here.candidates.add(candidate)
+            number = here.candidates.begin_transfer(candidate, PREFILL)
+            for state in (State.RECEIVING, State.RESIDENT, State.GONE):
+                if state is State.RESIDENT:
+                    here.candidates.end_transfer(PREFILL.holder, number, intact=True)
+                here.move(running, state)
+            assert here.candidates.has_come(("r0", 0)) == (last < 1000)
+        assert here.candidates.has_come(("r1", 0))
 
     def test_an_attempt_that_is_over_is_not_taken(self, worker: DecodeCore) -> None:
         offered(worker, entry(next_attempt(IN_A.request, (7,)), (), (7, 8)))

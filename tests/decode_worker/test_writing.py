@@ -8,7 +8,8 @@ from typing import TypeVar
 import pytest
 
 from alignedserve.core import Entry, Request, ServiceClass, StepPlan, StepResult, WorkerLimits
-from alignedserve.cost.model import CopyCost
+from alignedserve.cost.fit import Point
+from alignedserve.cost.model import CopyCost, Shape
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.lab.fuzzing.worker_views import num_evictions, num_preemptions
@@ -49,6 +50,7 @@ from alignedserve.scheduling.policy import Layout, Policy, Room
 from alignedserve.worker.part import REFRESH_S
 from alignedserve.worker.pool import CROSSING_S
 from alignedserve.worker.setup import WorkerSetup
+from tests.cost.fitted import cost_of
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, member, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")
@@ -65,7 +67,7 @@ Kind = TypeVar("Kind", bound=Command)
 
 
 class Engine:
-    """Run what the core orders, with token 7 for every decode, and keep the messages that the core sends."""
+    """Run what the core orders, with token 7 wherever one is sampled, and keep the messages that the core sends."""
 
     def __init__(self, core: DecodeCore) -> None:
         self.core, self.said, self.work = core, list[Command](), list[Command]()
@@ -82,7 +84,8 @@ class Engine:
         """Do one piece of work."""
         match self.work.pop(0):
             case RunStep(StepPlan(number=number) as plan):
-                self.hears(StepDone(StepResult(number, tuple((part.request, 7) for part in plan.parts)), 0.001))
+                sampled = tuple((part.request, 7) for part in plan.parts if part.sampling is not None)
+                self.hears(StepDone(StepResult(number, sampled), 0.001))
             case CopyIn(number):
                 self.hears(CopiedIn(number, intact=True))
             case CopyOut(number):
@@ -375,9 +378,44 @@ class TestAnswers:
         worker = engine(Policy(room=Room.WHOLE), pages=(20,))
         worker.hears(MemberLost(POOL_MEMBER))
         worker.hears(MemberJoined(POOL_MEMBER))
+        ask = worker.heard(AskPages)[-1]
+        assert isinstance(ask, AskPages)
+        worker.hears(said("pool-0", LeasePages((30, 31), ask.number)))
         while worker.work:
             worker.works()
         assert not worker.heard(Keep)
+        assert worker.core.leased_pages == (30, 31)
+
+    def test_are_evicted_here_before_what_the_pool_lacks(self) -> None:
+        """They can be copied back. What nobody else has is computed again."""
+        costs = cost_of([Point(Shape.build([(size, start)]), 1e-3 * size) for size in (1, 16, 64) for start in (0, 32)])
+        worker = Engine(decode_core(WorkerSetup(replace(LIMITS, num_blocks=12), Policy(), costs, root=ROOT)))
+        for neighbour in (POOL_MEMBER, ROUTER_MEMBER):
+            worker.hears(MemberJoined(neighbour))
+        document = replace(A, max_tokens=8, service=ServiceClass.BE)
+        self.start_of(worker, document)
+        self.start_of(worker, replace(document, id="kept", prompt=tuple(range(100, 109))), pages=(20, 21))
+        assert len(worker.heard(Keep)) == 1
+        self.start_of(worker, replace(document, id="large", prompt=tuple(range(200, 220)), max_tokens=1))
+        again = replace(document, id="again", prompt=(*A.prompt, *[7] * 8), max_tokens=1)
+        assert self.start_of(worker, again) == 16
+
+    def start_of(self, worker: Engine, document: Request, pages: tuple[int, ...] = ()) -> int:
+        """Run a document that comes alone, and return the first token that was computed. Pages are at hand from its
+        last step on."""
+        worker.hears(said(ROUTER, Prefill(document)))
+        worker.hears(said("pool-0", Prefix(document.id, 0, ())))
+        starts = list[int]()
+        while worker.work:
+            match worker.work[0]:
+                case RunStep(StepPlan(chunks=(chunk,))):
+                    starts.append(chunk.start)
+                case RunStep(StepPlan(decodes=(decode,))) if pages and decode.index == document.max_tokens - 1:
+                    ask = worker.heard(AskPages)[-1]
+                    assert isinstance(ask, AskPages)
+                    worker.hears(said("pool-0", LeasePages(pages, ask.number)))
+            worker.works()
+        return starts[0]
 
 
 class TestPagesAtHand:
@@ -407,6 +445,28 @@ class TestPagesAtHand:
             answered = len(asked)
             worker.works()
         assert worker.core.leased_pages == (20, 21)
+
+    def test_are_asked_for_as_a_whole_for_a_request_that_came_without_its_beginning(self) -> None:
+        """The pool lets the pages of such a request go, and a later copy takes others."""
+        worker = Engine(decode_core(WorkerSetup(replace(LIMITS, num_blocks=40, reach=12), GROWING, root=ROOT)))
+        worker.hears(MemberJoined(POOL_MEMBER))
+        long = request("long", prompt=26, max_tokens=40)
+        worker.hears(said("pool-0", Batch((Entry(long, (7,), (1, 2), dropped=16),))))
+        while not worker.heard(AskPages):
+            worker.works()
+        assert worker.heard(Release) == [Release("long", 0)]
+        assert worker.heard(AskPages) == [AskPages(2, 1, (), is_spare=True)]
+
+    def test_are_asked_for_several_requests_where_an_eighth_of_memory_may_be_taken_before_the_answer(self) -> None:
+        """Of 77 blocks nine are an eighth, and five are free: five pages beside that of the request that has most."""
+        limits = replace(LIMITS, num_blocks=77, max_batch=9)
+        worker = Engine(decode_core(WorkerSetup(limits, GROWING, root=ROOT)))
+        worker.hears(MemberJoined(POOL_MEMBER))
+        long = [request(f"r{number}", prompt=30, max_tokens=40) for number in range(9)]
+        worker.hears(said("pool-0", Batch(tuple(Entry(one, (7,), (1, 2, 3, 4)) for one in long))))
+        while not worker.heard(AskPages):
+            worker.works()
+        assert worker.heard(AskPages) == [AskPages(6, 1, (), is_spare=True)]
 
     def test_an_ask_or_an_answer_that_was_lost_is_said_again(self) -> None:
         core = decode_core(WorkerSetup(TIGHT, GROWING, root=ROOT))

@@ -31,11 +31,12 @@ from alignedserve.explain.sentences import said as told_as
 from alignedserve.lab.fuzzing.worker_views import blocks_of
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, End, RunStep, Send, SetTimer
-from alignedserve.protocol.events import LinkGap, MemberJoined, StepDone, TimerFired
+from alignedserve.protocol.events import CopiedIn, LinkGap, MemberJoined, StepDone, TimerFired
 from alignedserve.protocol.messages import (
     ROUTER,
     Acknowledge,
     AskDecisions,
+    Batch,
     Cancel,
     Decisions,
     Figures,
@@ -44,6 +45,7 @@ from alignedserve.protocol.messages import (
     Missed,
     Output,
     Prefill,
+    Prefix,
     Progress,
     Resend,
     Retire,
@@ -56,7 +58,7 @@ from alignedserve.worker.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import MOST_SCORED, WorkerRequest
 from tests.machine.test_energy import REST_W, STEP_W, Device
-from tests.samples import LIMITS, ROUTER_MEMBER, but_reports, next_attempt, request, said
+from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, STOP, but_reports, entry, next_attempt, request, said
 from tests.worker.cores import MakeCore
 
 A, B = request("a"), request("b", owner="gateway-1")
@@ -453,6 +455,25 @@ def test_nobody_is_told_what_requests_use_that_are_not_metered() -> None:
     worker.handle(MemberJoined(ROUTER_MEMBER), 0.0)
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     assert not uses(worker.handle(StepDone(StepResult(1, (("a", 0),)), 5.0, 5.0), 5.0))
+
+
+def test_nobody_is_charged_for_a_request_that_left_before_it_was_in_a_step() -> None:
+    worker = decode_core(WorkerSetup(LIMITS, copies_beside=True))
+    for neighbour in (ROUTER_MEMBER, POOL_MEMBER):
+        worker.handle(MemberJoined(neighbour), 0.0)
+    worker.handle(said(ROUTER, Prefill(A)), 0.0)
+    worker.handle(said("pool-0", Prefix("a", 0, ())), 0.0)
+    worker.handle(said("pool-0", Batch((entry(metered("joins"), (1,)),))), 0.0)
+    worker.handle(CopiedIn(1, intact=True), 0.0)
+    worker.handle(said(ROUTER, Cancel("joins", 0)), 0.0)
+    worker.handle(StepDone(StepResult(1, (("a", STOP),)), 0.1), 0.1)
+    worker.handle(said(ROUTER, Prefill(request("next"))), 0.2)
+    worker.handle(said("pool-0", Prefix("next", 0, ())), 0.2)
+    worker.handle(StepDone(StepResult(2, (("next", STOP),)), 0.1), 0.3)
+    (answer,) = worker.handle(said("gateway-0", AskDecisions(1, "next")), 0.4)
+    assert isinstance(answer, Send)
+    assert isinstance(answer.message, Decisions)
+    assert told_as(answer.message.findings.decisions[-1]) == "ended with 1 token: stop"
 
 
 def test_a_step_is_charged_though_its_first_request_has_left() -> None:
