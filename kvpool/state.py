@@ -58,7 +58,8 @@ from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
 
 REFRESH_S = 5.0  # between two inquiries after requests that workers have
-_REFRESH, _LOOK = "refresh", "look"  # timers
+LAST_WORDS_S = 0.05  # in which the router hears what a lost worker said last, and cancels what had joined there
+_REFRESH, _LOOK, _LAST_WORDS = "refresh", "look", "last words"  # timers
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class PoolCore:
         self.rewriting = rewriting_of(policy, self._pages, self._waiting)
         self._has_changed = False  # whether requests or asks have changed since batches were looked for
         self._looks_at: float | None = None  # when a request's slack may run out: a timer is set
+        self._pauses_until = 0.0  # nothing is handed out before
         self._out: dict[str, tuple[str, Entry]] = {}  # request -> (decode worker that has it, entry)
         self._held: dict[str, tuple[str, Attempt]] = {}  # request -> (worker for which the pages are held, attempt)
         self._decode_workers: set[str] = set()
@@ -133,8 +135,7 @@ class PoolCore:
                     self._spare[member.name] = False  # it was given up for dead, and still has spare pages
             case MemberLost(member) if member.role in (Role.PREFILL, Role.DECODE):
                 self._decode_workers.discard(member.name)
-                self._worker_lost(member.name, now)
-                commands.append(WatchHolder(member.holder))
+                commands += [*self._worker_lost(member.name, now), WatchHolder(member.holder)]
             case HolderGone(gone):
                 self._pages.holder_gone(gone)
             case MemberJoined(member) if member.role is Role.ROUTER:
@@ -153,6 +154,8 @@ class PoolCore:
                 commands.append(Send(ROUTER, self._figures()))
             case TimerFired(name) if name == _LOOK:
                 self._looks_at, self._has_changed = None, True
+            case TimerFired(name) if name == _LAST_WORDS:
+                self._has_changed = True
         commands += self._leases() + self._batches(now)
         commands += self.rewriting.orders(now)
         return commands + self._look_later(now) + self._refresh_later(now) + self._report()
@@ -321,7 +324,7 @@ class PoolCore:
         return entry is not None and (at, entry.request.attempt) == (worker, attempt)
 
     def _batches(self, now: float) -> list[Command]:
-        if not self._has_changed:
+        if not self._has_changed or now < self._pauses_until:
             return []
         self._has_changed = False
         commands: list[Command] = []
@@ -454,10 +457,11 @@ class PoolCore:
             return [Send(out[0], Cancel(request, attempt))]  # the worker keeps the pages until it releases them
         return []
 
-    def _worker_lost(self, name: str, now: float) -> None:
+    def _worker_lost(self, name: str, now: float) -> list[Command]:
         """Put the requests of a lost worker back to the front; the router cancels those that had joined there.
 
-        One that it has cancelled already would end the next worker too, where it has ended this one."""
+        A request that has ended this worker would end the next one, too. So the pool drops what the router has
+        cancelled, and hands out nothing until the router can have cancelled the others."""
         self._asks.pop(name, None)
         self._page_asks.pop(name, None)
         self._spare.pop(name, None)
@@ -473,6 +477,10 @@ class PoolCore:
         for request in [request for request, (worker, _) in self._held.items() if worker == name]:
             self._let_go_of_prefix(request)
         self._has_changed = True
+        if not entries:
+            return []
+        self._pauses_until = now + LAST_WORDS_S
+        return [SetTimer(_LAST_WORDS, self._pauses_until)]
 
     def _forget(self, request: str) -> None:
         """Drop an earlier attempt of the request, wherever that is."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Entry
-from alignedserve.kvpool.state import REFRESH_S, PoolCore
+from alignedserve.kvpool.state import LAST_WORDS_S, REFRESH_S, PoolCore
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import MemberJoined, MemberLost, TimerFired
 from alignedserve.protocol.messages import (
@@ -81,7 +81,7 @@ class TestWhoComesBack:
     def test_is_lost_where_it_is_somebody_elses(self, pool: PoolCore, known: int) -> None:
         leased(pool, "decode-1", 1)
         pool.handle(MemberLost(member("decode-0")), 0.0)
-        pool.handle(said("decode-1", AskBatch(99, 9)), 0.0)
+        pool.handle(said("decode-1", AskBatch(99, 9)), LAST_WORDS_S)
         lost = messages(ROUTER, returns(pool, known=known))
         assert lost == [Progress(lost=(("long", 0),))]
         assert pool.pages.pages_of("long") == (0, 1, 2)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Due, Usage
-from alignedserve.kvpool.state import PoolCore
+from alignedserve.kvpool.state import LAST_WORDS_S, PoolCore
 from alignedserve.protocol.commands import Command, Send, SetTimer, WatchHolder
 from alignedserve.protocol.events import HolderGone, LinkGap, MemberJoined, MemberLost, TimerFired
 from alignedserve.protocol.figures import PagesFor
@@ -227,8 +227,20 @@ def test_what_a_lost_decode_worker_had_is_first_in_the_next_batch(pool: PoolCore
     pool.handle(said("decode-0", AskBatch(8, 1)), 0.0)
     for waiting_entry in (IN_A, IN_B):
         pool.handle(said("prefill-0", Commit(waiting_entry)), 0.0)
-    assert pool.handle(MemberLost(member("decode-0")), 0.0) == [WatchHolder("decode-0.1")]
-    assert pool.handle(said("decode-1", AskBatch(8, 2)), 0.0) == [Send("decode-1", Batch((IN_A, IN_B)))]
+    assert WatchHolder("decode-0.1") in pool.handle(MemberLost(member("decode-0")), 0.0)
+    assert pool.handle(said("decode-1", AskBatch(8, 2)), LAST_WORDS_S) == [Send("decode-1", Batch((IN_A, IN_B)))]
+
+
+def test_what_a_lost_decode_worker_had_waits_until_the_router_can_have_cancelled_it(pool: PoolCore) -> None:
+    """A request that ended the worker at once would end the next one, too, and that end would count for nothing."""
+    pool.handle(said("decode-0", AskBatch(8, 1)), 0.0)
+    for waiting_entry in (IN_A, IN_B):
+        pool.handle(said("prefill-0", Commit(waiting_entry)), 0.0)
+    timer = SetTimer("last words", LAST_WORDS_S)
+    assert pool.handle(MemberLost(member("decode-0")), 0.0) == [timer, WatchHolder("decode-0.1")]
+    assert pool.handle(said("decode-1", AskBatch(8, 2)), LAST_WORDS_S / 2) == []
+    assert pool.handle(said(ROUTER, Cancel("a", 0)), LAST_WORDS_S / 2) == []
+    assert pool.handle(TimerFired("last words"), LAST_WORDS_S) == [Send("decode-1", Batch((IN_B,)))]
 
 
 def test_what_a_lost_worker_asked_for_it_does_not_get(pool: PoolCore) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from alignedserve.config.topology import Topology
@@ -53,6 +53,7 @@ def run(of: Settings) -> tuple[Simulation, int]:
 
 @generated
 @given(st.integers(0, 1 << 30), st.sampled_from(TOPOLOGIES), st.integers(0, 20), st.integers(0, 30), st.booleans())
+@example(5197300, "1+2", 1, 3, False)  # heard of the end before the join
 def test_the_culprit_is_given_up_and_all_others_are_finished(
     seed: int, topology: str, number: int, index: int, at_end: bool
 ) -> None:
