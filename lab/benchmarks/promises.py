@@ -222,7 +222,7 @@ def kept_and_gap(record: RunRecord) -> tuple[int, float]:
 
 
 def be_tokens_per_s(record: RunRecord) -> float:
-    return RunFigures.from_record(record).be.tokens_per_s
+    return RunFigures.from_record(record).at("be.tokens_per_s")
 
 
 def answers(_: dict[str, NamedLoad], seeds: Sequence[int], with_all: bool) -> None:

@@ -10,51 +10,30 @@ from dataclasses import astuple, dataclass, fields, is_dataclass
 from enum import Enum
 from math import isfinite
 from operator import attrgetter
+from types import SimpleNamespace as Figures
 from typing import Any
 
 from alignedserve.core import ServiceClass, Usage
-from alignedserve.lab.reports.paper_figures import PaperFigures
-from alignedserve.lab.reports.step_figures import (
-    CopyFigures,
-    StepFigures,
-    WorkerFigures,
-    mean_step_share,
-    worker_figures,
+from alignedserve.lab.reports.paper_figures import paper_figures
+from alignedserve.lab.reports.step_figures import copy_figures, step_figures, worker_figures
+from alignedserve.loads.figures.request_figures import (
+    RequestFigures,
+    attains,
+    attains_p99,
+    end_to_end_s,
+    finished,
+    gaps_s,
+    has_stalled,
+    keeps_jct,
+    keeps_tbt,
+    keeps_ttft,
+    mean_tpot_s,
+    promised_in_time,
+    requests_of_class,
+    ttft_s,
 )
-from alignedserve.loads.figures.request_figures import BeFigures, RequestFigures, RtFigures, requests_of_class
-from alignedserve.loads.records.distribution import percentile as percentile
-from alignedserve.loads.records.distribution import ratio
-from alignedserve.loads.records.records import RunRecord
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedFigures:
-    """The speed of the simulator: the only figures that depend on the machine."""
-
-    wall_s: float
-    simulated_s_per_wall_s: float
-    steps_per_wall_s: float
-
-    @classmethod
-    def from_record(cls, record: RunRecord) -> SpeedFigures:
-        wall_s = record.wall_s
-        return cls(wall_s, ratio(record.duration_s, wall_s), ratio(len(record.steps), wall_s))
-
-
-@dataclass(frozen=True, slots=True)
-class PoolFigures:
-    """Mean shares of the KV pool's pages, over all its usage reports."""
-
-    rt: float
-    be: float
-    shared: float
-    idle: float
-    leased: float
-
-    @classmethod
-    def from_usages(cls, usages: Sequence[Usage]) -> PoolFigures:
-        num_pages = sum(sum(astuple(usage)) for usage in usages)
-        return cls(*(ratio(sum(getattr(usage, part.name) for usage in usages), num_pages) for part in fields(cls)))
+from alignedserve.loads.records.distribution import Distribution, mean, ratio, share
+from alignedserve.loads.records.records import RequestRecord, RunRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +41,16 @@ class RunFigures:
     duration_s: float
     tokens_per_s: float  # output that reached clients
     requests: RequestFigures
-    rt: RtFigures
-    be: BeFigures
-    steps: StepFigures
-    copies: CopyFigures
-    pool: PoolFigures
+    rt: Figures
+    be: Figures
+    steps: Figures
+    copies: Figures
+    pool: Figures  # mean shares of the KV pool's pages, over all its usage reports
     mean_step_share: float  # mean over workers: how busy they were
     prompts_computed: float  # prompt tokens that steps ran ÷ those of requests that got a token
-    workers: tuple[WorkerFigures, ...]
-    papers: PaperFigures
-    speed: SpeedFigures
+    workers: tuple[Figures, ...]
+    papers: Figures
+    speed: Figures  # of the simulator: the only figures that depend on the machine
 
     @classmethod
     def from_record(cls, record: RunRecord) -> RunFigures:
@@ -81,21 +60,63 @@ class RunFigures:
             duration_s=record.duration_s,
             tokens_per_s=ratio(requests.output_tokens, record.duration_s),
             requests=requests,
-            rt=RtFigures.from_requests(rt),
-            be=BeFigures.from_requests(be, record.duration_s),
-            steps=StepFigures.from_steps(record.steps),
-            copies=CopyFigures.from_copies(record.copies),
-            pool=PoolFigures.from_usages(record.pool),
-            mean_step_share=mean_step_share(workers),
+            rt=_rt(rt),
+            be=_be(be, record.duration_s),
+            steps=step_figures(record.steps),
+            copies=copy_figures(record.copies),
+            pool=_pool(record.pool),
+            mean_step_share=mean([worker.step_share for worker in workers]),
             prompts_computed=_prompts_computed(record),
             workers=workers,
-            papers=PaperFigures.from_record(record),
-            speed=SpeedFigures.from_record(record),
+            papers=paper_figures(record),
+            speed=_speed(record),
         )
 
     def at(self, path: str) -> float:
         """Return a number of the tree by its path, such as `rt.ttft_s.p99`."""
         return float(attrgetter(path)(self))
+
+
+def _rt(requests: Sequence[RequestRecord]) -> Figures:
+    begun = [request for request in requests if request.token_at]
+    timed = [is_in_time for request in requests for is_in_time in promised_in_time(request)]
+    return Figures(
+        requests=RequestFigures.from_requests(requests),
+        attainment=share([attains(request) for request in requests]),
+        ttft_attainment=share([keeps_ttft(request) for request in requests]),
+        tbt_attainment=share([keeps_tbt(request) for request in requests]),
+        p99_attainment=share([attains_p99(request) for request in requests]),
+        stalled=share([has_stalled(request) for request in requests]),
+        tokens_in_time=share(timed),
+        ttft_s=Distribution.from_values(map(ttft_s, begun)),
+        tbt_s=Distribution.from_values(gap for request in begun for gap in gaps_s(request)),
+        mean_tpot_s=Distribution.from_values(mean_tpot_s(request) for request in begun if len(request.token_at) > 1),
+        end_to_end_s=Distribution.from_values(map(end_to_end_s, finished(requests))),
+    )
+
+
+def _be(requests: Sequence[RequestRecord], duration_s: float) -> Figures:
+    """Return the figures of best-effort requests. Rates are over the whole run, including the drain at its end."""
+    done = finished(requests)
+    return Figures(
+        requests=RequestFigures.from_requests(requests),
+        tokens_per_s=ratio(sum(len(request.token_at) for request in done), duration_s),
+        requests_per_s=ratio(len(done), duration_s),
+        jct_attainment=share([keeps_jct(request) for request in requests]),
+        jct_s=Distribution.from_values(map(end_to_end_s, done)),
+    )
+
+
+def _pool(usages: Sequence[Usage]) -> Figures:
+    num_pages = sum(sum(astuple(usage)) for usage in usages)
+    shown = ("rt", "be", "shared", "idle", "leased")
+    return Figures(**{part: ratio(sum(getattr(usage, part) for usage in usages), num_pages) for part in shown})
+
+
+def _speed(record: RunRecord) -> Figures:
+    wall_s = record.wall_s
+    simulated, steps = ratio(record.duration_s, wall_s), ratio(len(record.steps), wall_s)
+    return Figures(wall_s=wall_s, simulated_s_per_wall_s=simulated, steps_per_wall_s=steps)
 
 
 def _prompts_computed(record: RunRecord) -> float:
@@ -107,6 +128,8 @@ def figure_tree(figures: Any) -> Any:
     """Return the figures as JSON can hold them, in the order of the fields, with null for a missing number."""
     if is_dataclass(figures):
         return {field.name: figure_tree(getattr(figures, field.name)) for field in fields(figures)}
+    if isinstance(figures, Figures):
+        return {name: figure_tree(value) for name, value in vars(figures).items()}
     if isinstance(figures, tuple):
         return [figure_tree(member) for member in figures]
     if isinstance(figures, Enum):

@@ -8,9 +8,9 @@ while no worker dies. When a worker dies and its lost tokens are made again, lat
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import fsum
+from types import SimpleNamespace as Figures
 
 from alignedserve.core import ServiceClass
 from alignedserve.loads.figures.request_figures import (
@@ -31,38 +31,37 @@ from alignedserve.loads.records.records import RequestRecord, RunRecord, StepRec
 _BROS_TTFT_S, _BROS_TPOT_S = 0.4, 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class AlignedServeFigures:
-    decode_tokens_per_s: float  # decodes of all steps ÷ duration of the run
-    p99_tpot_s: float  # 99th percentile of the duration of steps with decodes
-
-    @classmethod
-    def from_record(cls, record: RunRecord) -> AlignedServeFigures:
-        steps = [(step.shape.decodes, step.seconds) for step in record.steps if step.shape.decodes]
-        decodes = sum(decodes for decodes, _ in steps)
-        return cls(ratio(decodes, record.duration_s), percentile((seconds for _, seconds in steps), 99))
-
-
-@dataclass(frozen=True, slots=True)
-class BrosFigures:
-    """Figures of BROS, over RT requests; the last figure is over BE requests."""
-
-    ttft_attainment: float  # at most 0.4 s
-    tpot_attainment: float  # on average at most 0.2 s
-    attainment: float  # both
-    normalised_latency_s: float
-    be_requests_per_s: float
-
-    @classmethod
-    def from_record(cls, record: RunRecord) -> BrosFigures:
-        rt, be = (requests_of_class(record.requests, service) for service in ServiceClass)
-        return cls(
+def paper_figures(record: RunRecord) -> Figures:
+    """Return the figures of each paper. A request attains for Apt-Serve if TTFT and the request's own P99 TBT are in
+    time, however long one gap was."""
+    rt, be = (requests_of_class(record.requests, service) for service in ServiceClass)
+    decoding, requests = [step for step in record.steps if step.shape.decodes], record.requests
+    attained = [attains_p99(request) for request in rt]
+    return Figures(
+        alignedserve=Figures(
+            decode_tokens_per_s=ratio(sum(step.shape.decodes for step in decoding), record.duration_s),
+            p99_tpot_s=percentile((step.seconds for step in decoding), 99),
+        ),
+        bros=Figures(
             ttft_attainment=share([_keeps_bros_ttft(request) for request in rt]),
             tpot_attainment=share([_keeps_bros_tpot(request) for request in rt]),
             attainment=share([_keeps_bros_ttft(request) and _keeps_bros_tpot(request) for request in rt]),
             normalised_latency_s=normalised_latency_s(rt),
             be_requests_per_s=ratio(len(finished(be)), record.duration_s),
-        )
+        ),
+        alise=Figures(normalised_latency_s=normalised_latency_s(requests)),
+        accelgen=Figures(
+            steps_in_slo=share(steps_in_slo(record)),
+            jct_attainment=share([keeps_jct(request) for request in requests]),
+            goodput=ratio(sum(map(keeps_all, requests)), record.duration_s),
+            budget_used=mean([step.shape.tokens / step.budget for step in record.steps if step.budget]),
+            kv_allocated=kv_allocated(record.steps),
+        ),
+        apt_serve=Figures(
+            attainment=share(attained),
+            attained_per_s=ratio(sum(attained), record.duration_s),
+        ),
+    )
 
 
 def _keeps_bros_ttft(request: RequestRecord) -> bool:
@@ -72,31 +71,6 @@ def _keeps_bros_ttft(request: RequestRecord) -> bool:
 def _keeps_bros_tpot(request: RequestRecord) -> bool:
     """Return whether the mean TPOT is in time. A request with a single token has no TPOT, and is in time."""
     return has_finished(request) and (len(request.token_at) < 2 or mean_tpot_s(request) <= _BROS_TPOT_S)
-
-
-@dataclass(frozen=True, slots=True)
-class AliseFigures:
-    normalised_latency_s: float  # over all requests of both classes
-
-
-@dataclass(frozen=True, slots=True)
-class AccelGenFigures:
-    steps_in_slo: float
-    jct_attainment: float  # over all requests, each against its own deadline
-    goodput: float  # requests per second that keep every promise of the class
-    budget_used: float  # forward size ÷ budget, mean over steps with a budget
-    kv_allocated: float  # allocated ÷ total KV, mean weighted by the duration of steps
-
-    @classmethod
-    def from_record(cls, record: RunRecord) -> AccelGenFigures:
-        steps, requests = record.steps, record.requests
-        return cls(
-            steps_in_slo=share(steps_in_slo(record)),
-            jct_attainment=share([keeps_jct(request) for request in requests]),
-            goodput=ratio(sum(map(keeps_all, requests)), record.duration_s),
-            budget_used=mean([step.shape.tokens / step.budget for step in steps if step.budget]),
-            kv_allocated=kv_allocated(steps),
-        )
 
 
 def kv_allocated(steps: Iterable[StepRecord]) -> float:
@@ -122,38 +96,3 @@ def _by_end(steps: Sequence[StepRecord]) -> Iterable[StepRecord]:
     if all(end <= following for end, following in pairwise(ends)):
         return steps
     return sorted(steps, key=lambda step: (step.began_at + step.seconds, step.worker))
-
-
-@dataclass(frozen=True, slots=True)
-class AptServeFigures:
-    """Figures of Apt-Serve. A request attains if TTFT and the request's own P99 TBT are in time, however long one gap
-    was."""
-
-    attainment: float
-    attained_per_s: float
-
-    @classmethod
-    def from_requests(cls, rt: Sequence[RequestRecord], duration_s: float) -> AptServeFigures:
-        kept = [attains_p99(request) for request in rt]
-        return cls(share(kept), ratio(sum(kept), duration_s))
-
-
-@dataclass(frozen=True, slots=True)
-class PaperFigures:
-    alignedserve: AlignedServeFigures
-    bros: BrosFigures
-    alise: AliseFigures
-    accelgen: AccelGenFigures
-    apt_serve: AptServeFigures
-
-    @classmethod
-    def from_record(cls, record: RunRecord) -> PaperFigures:
-        return cls(
-            alignedserve=AlignedServeFigures.from_record(record),
-            bros=BrosFigures.from_record(record),
-            alise=AliseFigures(normalised_latency_s(record.requests)),
-            accelgen=AccelGenFigures.from_record(record),
-            apt_serve=AptServeFigures.from_requests(
-                requests_of_class(record.requests, ServiceClass.RT), record.duration_s
-            ),
-        )

@@ -1,4 +1,4 @@
-"""Compute whether the promises of each request were kept, and the figures of each class.
+"""Compute whether the promises of each request were kept, and how requests ended.
 
 The first token is in time when it came within ttft of the arrival, a later token when it came within tbt of the token
 before it. A request that did not finish is a miss, whatever the cause, and counts one late token: the next token.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from alignedserve.core import Deadline, ServiceClass, TokenTimes
-from alignedserve.loads.records.distribution import NOTHING, Distribution, mean, ratio, share
+from alignedserve.loads.records.distribution import NOTHING, mean, ratio
 from alignedserve.loads.records.records import RequestOutcome, RequestRecord
 
 # --- A single request
@@ -125,62 +125,6 @@ class RequestFigures:
             unfinished=outcomes[RequestOutcome.OPEN],
             preemptions=sum(request.num_preempted for request in requests),
             output_tokens=sum(len(request.token_at) for request in requests),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RtFigures:
-    requests: RequestFigures
-    attainment: float
-    ttft_attainment: float
-    tbt_attainment: float
-    p99_attainment: float  # by TTFT and TBT, however long the longest gap was
-    stalled: float  # share of requests with a gap that breaks the promise by itself
-    tokens_in_time: float
-    ttft_s: Distribution  # over requests with a token
-    tbt_s: Distribution  # over all gaps of these requests
-    mean_tpot_s: Distribution  # one value for each request with at least two tokens
-    end_to_end_s: Distribution  # over finished requests
-
-    @classmethod
-    def from_requests(cls, requests: Sequence[RequestRecord]) -> RtFigures:
-        begun = [request for request in requests if request.token_at]
-        return cls(
-            requests=RequestFigures.from_requests(requests),
-            attainment=share([attains(request) for request in requests]),
-            ttft_attainment=share([keeps_ttft(request) for request in requests]),
-            tbt_attainment=share([keeps_tbt(request) for request in requests]),
-            p99_attainment=share([attains_p99(request) for request in requests]),
-            stalled=share([has_stalled(request) for request in requests]),
-            tokens_in_time=share([is_in_time for request in requests for is_in_time in promised_in_time(request)]),
-            ttft_s=Distribution.from_values(ttft_s(request) for request in begun),
-            tbt_s=Distribution.from_values(gap for request in begun for gap in gaps_s(request)),
-            mean_tpot_s=Distribution.from_values(
-                mean_tpot_s(request) for request in begun if len(request.token_at) > 1
-            ),
-            end_to_end_s=Distribution.from_values(end_to_end_s(request) for request in finished(requests)),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class BeFigures:
-    """Figures of BE requests. Rates are over the whole run, including the drain at its end."""
-
-    requests: RequestFigures
-    tokens_per_s: float  # output of finished requests
-    requests_per_s: float
-    jct_attainment: float
-    jct_s: Distribution  # over finished requests
-
-    @classmethod
-    def from_requests(cls, requests: Sequence[RequestRecord], duration_s: float) -> BeFigures:
-        done = finished(requests)
-        return cls(
-            requests=RequestFigures.from_requests(requests),
-            tokens_per_s=ratio(sum(len(request.token_at) for request in done), duration_s),
-            requests_per_s=ratio(len(done), duration_s),
-            jct_attainment=share([keeps_jct(request) for request in requests]),
-            jct_s=Distribution.from_values(end_to_end_s(request) for request in done),
         )
 
 
