@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from typing import TypeAlias
 
 from alignedserve.core import ServiceClass
 from alignedserve.loads.figures.request_figures import (
@@ -27,51 +27,39 @@ from alignedserve.loads.figures.units import Unit
 from alignedserve.loads.records.distribution import Distribution, ratio, share
 from alignedserve.loads.records.records import RequestRecord, RunRecord
 
+ClassFigures: TypeAlias = Mapping[str, float]  # of one class, by the paths of ROWS
+_ENDS = ("count", "finished", "refused", "broken", "left")  # of requests
+_PARTS = ("mean", "p50", "p95", "p99")  # of a distribution
 
-@dataclass(frozen=True, slots=True)
-class ClassFigures:
-    """The figures of one class. Rates are over the whole test, from the first request to the end of the last."""
 
-    requests: RequestFigures
-    attainment: float  # RT: the next three together; BE: whole within the completion window
-    ttft_attainment: float
-    tbt_attainment: float  # of 99 of 100 gaps
-    stalled: float  # share with a gap that breaks the promise by itself
-    goodput: float  # requests in a second that keep every promise
-    tokens_in_time: float  # of RT
-    tokens_per_s: float  # that reached the client
-    prompt_tokens_per_s: float  # of requests that got a token
-    ttft_s: Distribution
-    tpot_s: Distribution  # mean of each request with two tokens or more
-    gap_s: Distribution  # from token to token, of all requests together
-    end_to_end_s: Distribution  # of finished requests
-
-    @classmethod
-    def from_requests(cls, requests: Sequence[RequestRecord], service: ServiceClass, duration_s: float) -> ClassFigures:
-        is_kept = attains if service is ServiceClass.RT else keeps_jct
-        timed = [promised_in_time(request) for request in requests if service is ServiceClass.RT]
-        streamed = [request for request in requests if request.token_at and request.job is None]
-        counted = RequestFigures.from_requests(requests)
-        num_prompt = sum(request.num_prompt for request in requests if request.token_at)
-        return cls(
-            requests=counted,
-            attainment=share([is_kept(request) for request in requests]),
-            ttft_attainment=share([keeps_ttft(request) for request in requests]),
-            tbt_attainment=share([keeps_tbt(request) for request in requests]),
-            stalled=share([has_stalled(request) for request in requests]),
-            goodput=ratio(sum(map(keeps_all, requests)), duration_s),
-            tokens_in_time=share([is_in_time for tokens in timed for is_in_time in tokens]),
-            tokens_per_s=ratio(counted.output_tokens, duration_s),
-            prompt_tokens_per_s=ratio(num_prompt, duration_s),
-            ttft_s=Distribution.from_values(map(ttft_s, streamed)),
-            tpot_s=Distribution.from_values(mean_tpot_s(request) for request in streamed if len(request.token_at) > 1),
-            gap_s=Distribution.from_values(gap for request in streamed for gap in gaps_s(request)),
-            end_to_end_s=Distribution.from_values(map(end_to_end_s, finished(requests))),
-        )
-
-    def at(self, path: str) -> float:
-        """Return a number by its path, such as `ttft_s.p99`."""
-        return float(attrgetter(path)(self))
+def class_figures(requests: Sequence[RequestRecord], service: ServiceClass, duration_s: float) -> ClassFigures:
+    """Return the figures of one class. Rates are over the whole test, from the first request to the end of the last."""
+    is_kept = attains if service is ServiceClass.RT else keeps_jct
+    timed = [promised_in_time(request) for request in requests if service is ServiceClass.RT]
+    streamed = [request for request in requests if request.token_at and request.job is None]
+    counted = RequestFigures.from_requests(requests)
+    num_prompt = sum(request.num_prompt for request in requests if request.token_at)
+    found = {
+        **{f"requests.{name}": getattr(counted, name) for name in _ENDS},
+        "attainment": share([is_kept(request) for request in requests]),
+        "ttft_attainment": share([keeps_ttft(request) for request in requests]),
+        "tbt_attainment": share([keeps_tbt(request) for request in requests]),  # of 99 of 100 gaps
+        "stalled": share([has_stalled(request) for request in requests]),
+        "goodput": ratio(sum(map(keeps_all, requests)), duration_s),
+        "tokens_in_time": share([is_in_time for tokens in timed for is_in_time in tokens]),
+        "tokens_per_s": ratio(counted.output_tokens, duration_s),  # that reached the client
+        "prompt_tokens_per_s": ratio(num_prompt, duration_s),
+    }
+    distributions: dict[str, Iterable[float]] = {
+        "ttft_s": map(ttft_s, streamed),
+        "tpot_s": (mean_tpot_s(request) for request in streamed if len(request.token_at) > 1),
+        "gap_s": (gap for request in streamed for gap in gaps_s(request)),  # of all requests together
+        "end_to_end_s": map(end_to_end_s, finished(requests)),
+    }
+    for name, values in distributions.items():
+        spread = Distribution.from_values(values)
+        found |= {f"{name}.{part}": getattr(spread, part) for part in _PARTS}
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +73,14 @@ class LoadFigures:
     def from_record(cls, record: RunRecord) -> LoadFigures:
         by_class = {service: requests_of_class(record.requests, service) for service in ServiceClass}
         classes = {
-            service: ClassFigures.from_requests(requests, service, record.duration_s)
+            service: class_figures(requests, service, record.duration_s)
             for service, requests in by_class.items()
             if requests
         }
         return cls(
             record.duration_s,
-            sum(figures.tokens_per_s for figures in classes.values()),
-            sum(figures.goodput for figures in classes.values()),
+            sum(figures["tokens_per_s"] for figures in classes.values()),
+            sum(figures["goodput"] for figures in classes.values()),
             classes,
         )
 
@@ -100,14 +88,13 @@ class LoadFigures:
 @dataclass(frozen=True, slots=True)
 class Row:
     label: str
-    path: str  # of ClassFigures
+    path: str
     unit: Unit
 
     def show(self, figures: ClassFigures) -> str:
-        return self.unit.show(figures.at(self.path))
+        return self.unit.show(figures[self.path])
 
 
-_PARTS = ("mean", "p50", "p95", "p99")
 _TIMES = {"TTFT": "ttft_s", "TPOT": "tpot_s", "gap": "gap_s"}
 
 ROWS = (

@@ -158,7 +158,7 @@ def _tree(run: MeasuredRun) -> dict[str, Any]:
 
 
 def _class_tree(figures: ClassFigures) -> dict[str, float | None]:
-    return {row.path: _known(figures.at(row.path)) for row in ROWS}
+    return {row.path: _known(figures[row.path]) for row in ROWS}
 
 
 def _known(value: float) -> float | None:
