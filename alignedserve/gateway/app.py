@@ -44,7 +44,7 @@ from alignedserve.gateway.http.middleware import PAGE, OpenCalls, RequestMiddlew
 from alignedserve.gateway.http.origins import Origins
 from alignedserve.gateway.http.scraping import Scrapes
 from alignedserve.gateway.messages import MessageRoutes
-from alignedserve.gateway.openai.errors import ApiError, beyond_anonymous, beyond_scope, draining, invalid, not_ready
+from alignedserve.gateway.openai.errors import ApiError, draining, invalid, not_ready
 from alignedserve.gateway.openai.requests import detokenize, tokenize
 from alignedserve.gateway.openai.shapes import make_shape
 from alignedserve.gateway.openai.strict import parse_body
@@ -165,9 +165,11 @@ def _restrict(scopes: Sequence[Scope], answer: Answer, settings: GatewaySettings
     async def answer_in_scope(http: HttpRequest) -> Response:
         caller = caller_of(http)
         if settings.is_exposed and caller is ANONYMOUS and USUAL_SCOPES.isdisjoint(scopes):
-            raise beyond_anonymous(scopes[0].value)
+            message = "other machines reach this server, and it has no keys: start it with one that has the scope "
+            raise ApiError(403, message + scopes[0].value, code="insufficient_scope")
         if caller.scopes.isdisjoint(scopes):
-            raise beyond_scope(scopes[0].value)
+            message = f"this API key does not allow that: it lacks the scope {scopes[0].value}"
+            raise ApiError(403, message, code="insufficient_scope")
         http.state.scopes = scopes
         return await answer(http)
 

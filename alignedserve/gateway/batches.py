@@ -19,7 +19,7 @@ from alignedserve.config.sections import JobsConfig
 from alignedserve.errors import Conflict
 from alignedserve.gateway.files import EXPIRES_S, HttpRoute, find_file, list_response, need_listing, parse_page
 from alignedserve.gateway.http.bodies import Bodies
-from alignedserve.gateway.http.looks import MOST_ROWS, LookPace
+from alignedserve.gateway.http.limits import MOST_ROWS, LookPace
 from alignedserve.gateway.http.middleware import caller_of
 from alignedserve.gateway.openai.errors import ApiError, invalid, no_runner
 from alignedserve.gateway.openai.strict import Strict, fault, parse_body

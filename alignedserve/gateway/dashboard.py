@@ -27,7 +27,7 @@ from alignedserve.gateway.access.keys import Caller, KeyRing, Scope
 from alignedserve.gateway.batches import counted
 from alignedserve.gateway.files import HttpRoute
 from alignedserve.gateway.http.middleware import PAGE, caller_of
-from alignedserve.gateway.openai.errors import invalid, too_many_pages
+from alignedserve.gateway.openai.errors import invalid, overloaded
 from alignedserve.gateway.pages import html_answer
 from alignedserve.gateway.streaming import WatchedStream
 from alignedserve.metrics.recent import SLOT_S, SLOTS_S, RecentRequests, RequestLog
@@ -110,7 +110,7 @@ class Dashboard:
                 f"slot_s must be one of {', '.join(f'{slot_s:g}' for slot_s in SLOTS_S)}, not {asked!r:.40}", "slot_s"
             )
         if len(self._pages) >= MOST_PAGES:
-            raise too_many_pages()
+            raise overloaded("as many live pages are open as the server serves: close one")
         self.begin()
         http.state.says_its_end = True
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

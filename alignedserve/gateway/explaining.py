@@ -13,7 +13,7 @@ from alignedserve.explain.sentences import PriceOf, lines, outcome, said, said_o
 from alignedserve.explain.story import Story, request_named
 from alignedserve.explain.trace_file import trace_of
 from alignedserve.gateway.access.keys import Caller
-from alignedserve.gateway.http.looks import LookPace
+from alignedserve.gateway.http.limits import LookPace
 from alignedserve.gateway.http.middleware import caller_of
 from alignedserve.gateway.openai.errors import invalid, no_such_request
 from alignedserve.owner.client import OwnerClient

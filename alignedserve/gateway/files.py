@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from alignedserve.config.sections import JobsConfig
 from alignedserve.gateway.access.keys import Caller
 from alignedserve.gateway.access.shared_bound import SharedBound
-from alignedserve.gateway.http.looks import MOST_ROWS, LookPace
+from alignedserve.gateway.http.limits import MOST_ROWS, LookPace
 from alignedserve.gateway.http.middleware import caller_of, tab_of
 from alignedserve.gateway.http.uploading import UploadForm, receive
 from alignedserve.gateway.openai.errors import ApiError, invalid, no_room

@@ -21,7 +21,7 @@ from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.batches import MOST_LISTED, RUNNER_PATIENCE_S, USUALLY_LISTED
 from alignedserve.gateway.exchanges import Exchange, ToldExchange, answer_body, ignored_header
 from alignedserve.gateway.files import HttpRoute, list_object, parse_page
-from alignedserve.gateway.http.looks import LOOK_BYTES, MOST_ROWS, LookPace
+from alignedserve.gateway.http.limits import LOOK_BYTES, MOST_ROWS, LookPace
 from alignedserve.gateway.http.middleware import caller_of, record_of
 from alignedserve.gateway.openai.errors import api_error, invalid, no_runner, rate_limited
 from alignedserve.gateway.openai.types import ChatRequest

@@ -29,7 +29,7 @@ from pydantic_core import PydanticCustomError
 
 from alignedserve.architectures.vectors import PooledRule
 from alignedserve.core import Estimate, FinishReason, PooledTask, Pooling, Request, Sampling
-from alignedserve.gateway.openai.errors import ApiError, invalid, no_vector
+from alignedserve.gateway.openai.errors import ApiError, invalid
 from alignedserve.gateway.openai.promises import ServicePromise
 from alignedserve.gateway.openai.requests import (
     MOST_CONTEXTS,
@@ -357,7 +357,8 @@ async def read_vector(
     async with aclosing(client.open(request, settle)) as deliveries:
         async for delivered in deliveries:
             if delivered.finish is None or delivered.finish is FinishReason.ERROR:
-                raise no_vector()
+                message = "no vector could be made: the model's numbers are not finite"
+                raise ApiError(500, message, code="generation_failed")
             note(replace(delivered, tokens=()))
             return delivered.opening.vector
     raise RuntimeError("a request's deliveries ended without a finish")

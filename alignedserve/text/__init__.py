@@ -7,6 +7,5 @@ encoding.py       Encodes a text to token ids, and tells before that it has far 
 syntax.py         Grammars that an output's text must follow, over the tokens of a model.
 syntax_trial.py   Tries a client's grammar in a process of its own, which may die of it.
 text_model.py     Converts text to token ids and back with the tokenizer of a model folder.
-token_bytes.py    The bytes that each token stands for by itself.
 token_sets.py     Packs a set of tokens into few bytes.
 """

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.gateway.access.keys import Caller, Limits
-from alignedserve.gateway.http.bodies import BodyTurns
-from alignedserve.gateway.http.turns import FairTurns
+from alignedserve.gateway.http.bodies import BodyTurns, FairTurns
 
 ANN, BOB, CAT = (Caller(name, limits=Limits(weight=weight)) for name, weight in (("ann", 3), ("bob", 1), ("cat", 1)))
 

@@ -20,7 +20,7 @@ from alignedserve.config.sections import JobsConfig
 from alignedserve.core import FinishReason, Opening
 from alignedserve.gateway import responding
 from alignedserve.gateway.access.keys import ANONYMOUS, KeyEntry, KeyRing, hash_key
-from alignedserve.gateway.http.looks import LOOK_BYTES
+from alignedserve.gateway.http.limits import LOOK_BYTES
 from alignedserve.gateway.openai.writing import PART_BYTES
 from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.owner.client import Delivered

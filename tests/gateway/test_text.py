@@ -16,8 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from alignedserve.errors import ModelError, PromptError
 from alignedserve.text.chat_template import ChatTemplate
 from alignedserve.text.decoding import IncrementalDecoder
-from alignedserve.text.text_model import SamplingDefaults, TextModel
-from alignedserve.text.token_bytes import TokenBytes
+from alignedserve.text.text_model import SamplingDefaults, TextModel, TokenBytes
 from tests.conftest import examples
 from tests.gateway.conftest import ids_of
 

@@ -21,7 +21,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from alignedserve.gateway.http.error_responses import error_response
-from alignedserve.gateway.openai.errors import ApiError, bad_head, head_too_large, no_upgrade, too_many_connections
+from alignedserve.gateway.openai.errors import ApiError, bad_head, head_too_large, invalid, overloaded
 from alignedserve.machine.resources import allow_open_files
 from alignedserve.shell.listener import MOST_UNSENT_BYTES
 
@@ -48,7 +48,7 @@ class GatewayConnection(HttpToolsProtocol):
         transport.set_write_buffer_limits(high=MOST_UNSENT_BYTES)
         self._set_deadline()
         if len(self.connections) > self._most_connections:
-            self._refusal = too_many_connections()
+            self._refusal = overloaded("the server has as many connections as it accepts: try again")
             self.send_400_response("")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -95,7 +95,8 @@ class GatewayConnection(HttpToolsProtocol):
             for name, value in self.headers
         )
         if self.parser.should_upgrade() and has_body:  # the parser would drop the body
-            self._refusal = no_upgrade()
+            message = "a request with a body cannot upgrade its connection: send HTTP/1.1 without Upgrade"
+            self._refusal = invalid(message, code="invalid_http")
             raise self._refusal
         self._unset_deadline()
         super().on_headers_complete()

@@ -23,22 +23,16 @@ import asyncio
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Literal
 
 from alignedserve.core import Request
 from alignedserve.gateway.access.keys import Caller
-from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger
-from alignedserve.gateway.openai.errors import (
-    ApiError,
-    budget_used_up,
-    no_room,
-    rate_limited,
-    too_costly,
-    too_many_choices,
-    too_many_logprobs_at_once,
-)
+from alignedserve.gateway.access.ledger import JOB_RUNNER, Bucket, Ledger
+from alignedserve.gateway.openai.errors import ApiError, no_room, rate_limited, try_later
 
 USUAL_TOKENS = 1024  # of an output without a limit, and at most this part of a minute's worth:
 USUAL_PART = 8
@@ -53,6 +47,9 @@ LUMP = 64  # tokens of output that are written to the ledger together, beyond th
 CONVERTED_TOKENS = 16  # that are counted, or converted from or to text
 FILE_BYTES = 4 << 10
 TRIAL_S = 50e-6  # of a processor, for the trial of a grammar
+# A row of a list costs the event loop about 10 µs. So do LOOK_BYTES of a kept response.
+MOST_ROWS = 100_000  # of a caller in a minute, at each gateway
+LOOK_BYTES = 4 << 10
 
 
 class Tab:
@@ -102,14 +99,17 @@ class Tab:
         """Raise if no token is left."""
         if (over := self._ledger.budgets.over(self.caller.id, self._limits)) is not None:
             self.is_over = True
-            raise budget_used_up(*over)
+            budget, wait_s = over  # no client tries for hours
+            message = f"this API key has used its {budget}: there are more in {math.ceil(wait_s / 3600)} h"
+            raise try_later(429, message, "insufficient_quota", wait_s, headers={"x-should-retry": "false"})
         self._take_tokens(0, least=1)
 
     def hold_places(self, number: int) -> None:
         """Hold this many places until the answer has ended; raise if the caller has fewer left."""
         most = self._limits.most_open
         if most is not None and number > most:
-            raise too_many_choices(number, most)
+            message = f"the body asks for {number} choices, and this API key may have {most} open at once: "
+            raise ApiError(400, message + "send it in parts", code="beyond_key_limit")
         if self.hold_up_to(number, least=number) < number:
             raise self._over(f"{most} requests open at once", 1.0)
         self.hold_choices(number)
@@ -146,7 +146,9 @@ class Tab:
             self._logprobs_each = 0 if has_limit else 1 + top
         number, limit = (prompts + self._foreseen) * (1 + top), self._limits.logprobs_at_once
         if number and self._ledger.logprobs[self.caller.id] + number > limit:
-            raise too_many_logprobs_at_once(limit)
+            message = f"answers that one caller has open may have {limit} log-probabilities together: "
+            message += "try again in 1 s, stream, or ask for fewer"
+            raise try_later(429, message, "rate_limit_exceeded", param="logprobs")
         self._hold_logprobs(number)
 
     def _hold_logprobs(self, number: int) -> None:
@@ -264,7 +266,9 @@ class Tab:
         if per_minute is None:
             return
         if cost > per_minute:
-            raise too_costly(cost, per_minute)
+            message = f"the body may cost {cost} tokens, and this API key is limited to {per_minute} in a minute: "
+            message += "ask for fewer tokens or choices, or send a shorter prompt"
+            raise ApiError(400, message, code="beyond_key_limit")
         self._take("tokens", per_minute, max(cost, least), cost)
         self._taken += cost
 
@@ -305,6 +309,34 @@ class RefusalPace:
         began_at = max(self._due_at.get(caller, -math.inf), now - REFUSALS_AT_ONCE / REFUSALS_PER_S)
         self._due_at[caller] = min(began_at + 1 / REFUSALS_PER_S, now + REFUSAL_WAIT_S)
         return max(0.0, self._due_at[caller] - now)
+
+
+class LookPace:
+    """Limits what a caller looks up in a minute: a look takes no request of its key, and a large one costs the event
+    loop as much as an answer."""
+
+    def __init__(self, most: int, what: str, now: Callable[[], float] = time.monotonic) -> None:
+        """A caller may look up `most` of `what` in a minute."""
+        self._most, self._what, self._now = most, what, now
+        self._left = defaultdict[str, Bucket](Bucket)  # by caller; there are few
+        self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)
+
+    def take(self, caller: str, number: int) -> None:
+        """Count a look of this caller; raise if a minute's worth is used up. The last look may go beyond it."""
+        left = self._left[caller]
+        left.fill(self._most, self._now())
+        if wait_s := left.wait_s(1, self._most):
+            raise rate_limited(f"{self._most} {self._what} in a minute", wait_s)
+        left.left -= number
+
+    @asynccontextmanager
+    async def turn(self, caller: str, is_paced: bool = True) -> AsyncIterator[None]:
+        """Hold the caller's turn at a look whose cost is taken once it is known: one at a time, since each may be
+        large. Raise if a minute's worth is used up, where that counts."""
+        async with self._turns[caller]:
+            if is_paced:
+                self.take(caller, 0)
+            yield
 
 
 def format_time(seconds: float) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from starlette.datastructures import Headers
 
-from alignedserve.gateway.openai.errors import foreign_page, unknown_host
+from alignedserve.gateway.openai.errors import ApiError
 
 _ONLY_READ = frozenset({"GET", "HEAD", "OPTIONS"})
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")  # a name or an address, and a port
@@ -39,9 +39,15 @@ class Origins:
             name, is_host = _name_in(host), _HOST.fullmatch(host) is not None
             is_local = name == "localhost" or name.endswith(".localhost") or name in self._names
             if not is_host or not (is_local or _is_address(name)):
-                raise unknown_host(host)
+                message = (
+                    f"without API keys this server does not answer to the name {host!r:.80}: use its address or "
+                    "localhost, or start it with --cors-origins http://NAME, or with keys"
+                )
+                raise ApiError(421, message, code="unknown_host")
         if method not in _ONLY_READ and self._is_foreign(headers):
-            raise foreign_page(headers.get("origin", "another site"))
+            origin = headers.get("origin", "another site")
+            message = f"without API keys only pages of --cors-origins may use this server, not those of {origin:.80}"
+            raise ApiError(403, message, code="foreign_origin")
 
     def _is_foreign(self, headers: Headers) -> bool:
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")

@@ -1,6 +1,6 @@
 """OpenAI's interface: the bodies of requests and answers, their checks and errors.
 
-errors.py          Every error that a client can get, in OpenAI's form.
+errors.py          Errors in OpenAI's form: what they are made of, and those that several places raise.
 formats.py         The forms that a client may demand of its answer: a JSON schema, a pattern, a grammar, ...
 itemised.py        Answers that are told by items: what Responses and Messages have in common.
 promises.py        Chooses a request's service class and deadlines.

@@ -1,4 +1,5 @@
-"""Every error that a client can get, in OpenAI's form: over HTTP, or in the error file of a batch."""
+"""Errors in OpenAI's form, over HTTP or in the error file of a batch: what they are made of, and those that several
+places raise."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from alignedserve.shell.bounded_threads import WorkTooLong
 
 RETRY_AFTER_DRAINING_S = 5
 RETRY_AFTER_NO_RUNNER_S = 10
-_HANGS_UP = {"Connection": "close"}  # the rest of the body is not read
+HANGS_UP = {"Connection": "close"}  # the rest of the body is not read
 
 # The `type` of an error by its status; any other status is the client's fault below 500 and ours from 500 on.
 TYPES = {
@@ -68,19 +69,18 @@ def no_such_request(request: str) -> ApiError:
     return ApiError(404, message, code="request_not_found")
 
 
-def _later(status: int, message: str, code: str, after_s: float = 1, param: str | None = None) -> ApiError:
-    """Return an error after which a client may try again."""
-    headers = {"Retry-After": str(max(1, math.ceil(after_s)))}
-    return ApiError(status, message, param=param, code=code, headers=headers)
+def try_later(status: int, message: str, code: str, after_s: float = 1, **more: Any) -> ApiError:
+    """Return an error after which a client may try again; `more` are its parameter, or other headers."""
+    error = ApiError(status, message, code=code, **more)
+    error.headers["Retry-After"] = str(max(1, math.ceil(after_s)))
+    return error
 
 
 # Errors that always say the same. Each is made when it is raised, since an error keeps where that was.
-_overloaded = partial(_later, 503, code="server_is_overloaded")
-draining = partial(_overloaded, "the server is shutting down: try again", after_s=RETRY_AFTER_DRAINING_S)
-not_ready = partial(_later, 503, "no workers are ready: try again", "not_ready")
-no_runner = partial(_later, 503, "no job runner is ready: try again", "not_ready", RETRY_AFTER_NO_RUNNER_S)
-too_many_connections = partial(_overloaded, "the server has as many connections as it accepts: try again")
-too_many_pages = partial(_overloaded, "as many live pages are open as the server serves: close one")
+overloaded = partial(try_later, 503, code="server_is_overloaded")
+draining = partial(overloaded, "the server is shutting down: try again", after_s=RETRY_AFTER_DRAINING_S)
+not_ready = partial(try_later, 503, "no workers are ready: try again", "not_ready")
+no_runner = partial(try_later, 503, "no job runner is ready: try again", "not_ready", RETRY_AFTER_NO_RUNNER_S)
 _NO_KEY = "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
 no_key = partial(ApiError, 401, _NO_KEY, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 _NO_PAGE = "an API key with the scope dashboard is needed: a browser asks for it as a password, under any name"
@@ -89,94 +89,27 @@ no_key_for_page = partial(ApiError, 401, _NO_PAGE, code="invalid_api_key", heade
 _KEY_REVOKED = "the API key of this request has been revoked, or lost the scope for it: its answer ends here"
 key_revoked = partial(ApiError, 401, _KEY_REVOKED, code="key_revoked")
 bad_head = partial(invalid, "this is not a valid HTTP request", code="invalid_http")
-_NO_UPGRADE = "a request with a body cannot upgrade its connection: send HTTP/1.1 without Upgrade"
-no_upgrade = partial(invalid, _NO_UPGRADE, code="invalid_http")
 _LARGE_HEAD = "the request line or the headers are too long or too many"
 head_too_large = partial(ApiError, 431, _LARGE_HEAD, code="headers_too_large")
 _NO_TOKEN = "no next token could be chosen: the model's logits are not finite, or what is allowed leaves none"
 no_token = partial(ApiError, 500, _NO_TOKEN, code="generation_failed")
-_NO_VECTOR = "no vector could be made: the model's numbers are not finite"
-no_vector = partial(ApiError, 500, _NO_VECTOR, code="generation_failed")
 _INTERNAL = "internal error: find it in the server's log under this answer's x-request-id"
 internal = partial(ApiError, 500, _INTERNAL, code="internal_error")
-
-
-def beyond_scope(scope: str) -> ApiError:
-    return ApiError(403, f"this API key does not allow that: it lacks the scope {scope}", code="insufficient_scope")
-
-
-def beyond_anonymous(scope: str) -> ApiError:
-    message = f"other machines reach this server, and it has no keys: start it with one that has the scope {scope}"
-    return ApiError(403, message, code="insufficient_scope")
-
-
-def unknown_host(host: str) -> ApiError:
-    message = (
-        f"without API keys this server does not answer to the name {host!r:.80}: use its address or localhost, "
-        "or start it with --cors-origins http://NAME, or with keys"
-    )
-    return ApiError(421, message, code="unknown_host")
-
-
-def foreign_page(origin: str) -> ApiError:
-    message = f"without API keys only pages of --cors-origins may use this server, not those of {origin:.80}"
-    return ApiError(403, message, code="foreign_origin")
-
-
-def not_json(content_type: str) -> ApiError:
-    message = f"send JSON with the header Content-Type: application/json, not {content_type!r:.80}"
-    return ApiError(415, message, code="unsupported_content_type")
-
-
-def body_too_slow(within_s: float) -> ApiError:
-    message = f"the body did not arrive within {within_s:g} s"
-    return ApiError(408, message, code="request_timeout", headers=_HANGS_UP)
-
-
-def file_too_slow(least_per_s: int) -> ApiError:
-    message = f"the file arrived too slowly: fewer than {least_per_s} bytes/s"
-    return ApiError(408, message, param="file", code="request_timeout", headers=_HANGS_UP)
 
 
 def rate_limited(limit: str, wait_s: float) -> ApiError:
     """Return the error for a caller that has used all that its key allows."""
     message = f"this API key is limited to {limit}: try again in {max(1, math.ceil(wait_s))} s"
-    return _later(429, message, "rate_limit_exceeded", wait_s)
+    return try_later(429, message, "rate_limit_exceeded", wait_s)
 
 
 def no_room(caller: Caller, what: str) -> ApiError:
     """Return the error for a caller that has its part of what a gateway can hold. It ends the connection too."""
     if caller is ANONYMOUS:
-        return _overloaded(f"the server holds as many {what} as it can: try again")
+        return overloaded(f"the server holds as many {what} as it can: try again")
     error = rate_limited(f"its part of the {what} that the server can hold", 1.0)
-    error.headers |= _HANGS_UP
+    error.headers |= HANGS_UP
     return error
-
-
-def budget_used_up(budget: str, wait_s: float) -> ApiError:
-    """Return the error for a caller whose day or month is used up, so that no client tries for hours."""
-    message = f"this API key has used its {budget}: there are more in {math.ceil(wait_s / 3600)} h"
-    error = _later(429, message, "insufficient_quota", wait_s)
-    error.headers["x-should-retry"] = "false"
-    return error
-
-
-def too_many_choices(number: int, most: int) -> ApiError:
-    """Return the error for a body that the caller's key never allows, so that no client sends it again and again."""
-    message = f"the body asks for {number} choices, and this API key may have {most} open at once: send it in parts"
-    return ApiError(400, message, code="beyond_key_limit")
-
-
-def too_many_logprobs_at_once(most: int) -> ApiError:
-    message = f"answers that one caller has open may have {most} log-probabilities together: try again in 1 s, "
-    message += "stream, or ask for fewer"
-    return _later(429, message, "rate_limit_exceeded", param="logprobs")
-
-
-def too_costly(tokens: int, per_minute: int) -> ApiError:
-    message = f"the body may cost {tokens} tokens, and this API key is limited to {per_minute} in a minute: "
-    message += "ask for fewer tokens or choices, or send a shorter prompt"
-    return ApiError(400, message, code="beyond_key_limit")
 
 
 def culprit(why: str, code: str = "request_ends_workers") -> ApiError:
@@ -196,14 +129,14 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, Overloaded):
         why = error.why + (f" (see `alignedserve explain {error.request}`)" if error.request else "")
         status, code = (503, "server_is_overloaded") if isinstance(error, GivenUp) else (429, "rate_limit_exceeded")
-        return _later(status, why, code, error.retry_after_s)
+        return try_later(status, why, code, error.retry_after_s)
     if isinstance(error, StoreFull):
         return ApiError(507, str(error), code="insufficient_storage")
     if isinstance(error, StoreTaken):  # its text names places and deployments
         message = "another deployment has the store of batches: the log of the job runner says which"
-        return _later(503, message, "not_ready", RETRY_AFTER_NO_RUNNER_S)
+        return try_later(503, message, "not_ready", RETRY_AFTER_NO_RUNNER_S)
     if isinstance(error, StoreError):
-        return _later(503, str(error), "store_unavailable", 5)
+        return try_later(503, str(error), "store_unavailable", 5)
     if isinstance(error, PromptError | ModelError):  # a model that is served can only lack a chat template
         return invalid(str(error), "messages")
     return internal()
