@@ -71,14 +71,10 @@ class FileRoutes:
 
     async def _receive(self, http: HttpRequest, owner: str) -> StoredFile:
         storage, id = await self._open_storage(), f"file-{uuid4().hex}"
-        writing = await storage.begin(id)
-        try:
+        async with storage.writing(id) as writing:
             form = await receive(http, writing, MOST_FILE_MB * _MB, self._disk)
             file = _make_file(form, id, owner, writing.num_bytes, self._config.keep_s)
             await storage.commit(writing, threads=self._disk)
-        except BaseException:
-            await storage.abandon(writing)
-            raise
         quota = OwnerUsage(MOST_FILES, self._config.quota_mb * _MB)
         try:
             await storage.add(file, writing, quota)

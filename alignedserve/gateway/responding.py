@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -27,8 +26,7 @@ from alignedserve.gateway.openai.errors import api_error, invalid, no_runner, ra
 from alignedserve.gateway.openai.types import ChatRequest
 from alignedserve.gateway.openai.writing import json_parts
 from alignedserve.gateway.responses.answer import ResponseAnswer, response_head
-from alignedserve.gateway.responses.background import TIER, Background
-from alignedserve.gateway.responses.keeping import KeptItemRoom, ResponseKeeper, kept_id
+from alignedserve.gateway.responses.keeping import TIER, KeptItemRoom, ResponseKeeper, kept_id
 from alignedserve.gateway.responses.types import (
     PREFIX,
     Item,
@@ -70,7 +68,7 @@ class ResponseRoutes:
     async def remove(self, http: HttpRequest) -> Response:
         found = await self._find(http, is_paced=False)
         if found.job is not None:
-            found = await self._need_background().cancel(found)
+            found = await self._keeper.cancel(found)
         await self._keeper.remove(found)
         return JSONResponse({"id": found.id, "object": "response", "deleted": True})
 
@@ -78,7 +76,7 @@ class ResponseRoutes:
         found = await self._find(http, is_paced=False)
         if found.job is None:
             raise invalid(f"{found.id} does not run in the background: only such responses can be cancelled", "id")
-        return self._answer(await self._need_background().cancel(found))
+        return self._answer(await self._keeper.cancel(found))
 
     async def input_items(self, http: HttpRequest) -> Response:
         page = parse_page(http, MOST_LISTED, USUALLY_LISTED)
@@ -120,7 +118,7 @@ class ResponseRoutes:
         return ToldExchange(started, bool(body.stream), self._ignored(body, chat), answer)
 
     async def _begin_background(self, http: HttpRequest, body: ResponseRequest) -> Response:
-        background, caller = self._need_background(), caller_of(http)
+        self._keeper.need_background()
         own, items, chat = await self._turn(http, body)
         if self._keeper.runner_away_s() > RUNNER_PATIENCE_S:
             raise no_runner()
@@ -131,13 +129,7 @@ class ResponseRoutes:
         head, sampling = self._head(http, body, TIER), requests[0].sampling
         head |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
         kept = await self._kept_items(http, own, head["id"])
-        response = await self._keeper.make(caller.id, kept, head, f"batch_{uuid4().hex}")
-        await self._keeper.add(response)
-        try:
-            await background.begin(caller, response, body, items)
-        except BaseException:
-            await self._keeper.remove(response)
-            raise
+        await self._keeper.begin(caller_of(http), kept, head, body, items)
         return JSONResponse(head, headers=ignored_header(self._ignored(body, chat)))
 
     async def _turn(self, http: HttpRequest, body: ResponseRequest) -> tuple[list[Item], list[Item], ChatRequest]:
@@ -177,9 +169,3 @@ class ResponseRoutes:
         id = PREFIX + record_of(http).id.removeprefix("req-")
         head = response_head(body, id, int(time.time()), tier)
         return head | {"store": head["store"] and self._keeper.is_on}
-
-    def _need_background(self) -> Background:
-        if self._keeper.background is None:
-            message = "this server runs nothing in the background: it has no store (jobs.store is off)"
-            raise invalid(message, "background", "unsupported_parameter")
-        return self._keeper.background

@@ -8,9 +8,9 @@ import os
 import re
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,6 +50,16 @@ class Storage:
     async def begin(self, id: str) -> Writing:
         await self.store.begin_file(id, self.holder, time.time())
         return await asyncio.to_thread(self.blobs.begin, id)
+
+    @asynccontextmanager
+    async def writing(self, id: str) -> AsyncIterator[Writing]:
+        """Begin a file, and remove its bytes where an error ends the block: it has surely not been added."""
+        writing = await self.begin(id)
+        try:
+            yield writing
+        except BaseException:
+            await self.abandon(writing)
+            raise
 
     async def add(self, file: StoredFile, writing: Writing, quota: OwnerUsage | None = None) -> None:
         """Add the file to the store.

@@ -43,6 +43,12 @@ def keeping(folder: Path) -> ResponseKeeper:
     return ResponseKeeper(LazyStorage(jobs, Holder("gateway", 1)), jobs)
 
 
+async def add(folder: Path, response: StoredResponse) -> None:
+    storage = await LazyStorage(JobsConfig(directory=str(folder)), Holder("gateway", 1))()
+    await storage.store.add_response(response, 1 << 40)
+    await storage.close()
+
+
 def saying(text: TextModel, said: str, folder: Path | None = None, **settings: Any) -> Gateway:
     owner = FakeOwner(*((token,) for token in (*ids_of(text, said), text.eos_ids[0])))
     return Gateway(text, owner, keeper=None if folder is None else keeping(folder), **settings)
@@ -413,10 +419,10 @@ def test_a_key_looks_at_so_many_bytes_of_responses_in_a_minute(
 
 def test_input_items_are_sent_as_they_are_kept(text: TextModel, tmp_path: Path) -> None:
     """All of them were decoded on the event loop, whatever was asked for."""
-    keeper, id = keeping(tmp_path), "resp_" + 32 * "0"
+    id = "resp_" + 32 * "0"
     items = [msgspec.Raw(b'{"id" :"msg_%d", "content":  []}' % number) for number in range(3)]
     answer = msgspec.Raw(b'{"id":"%s","status":"completed","output":[]}' % id.encode())
-    asyncio.run(keeper.add(StoredResponse(id, ANONYMOUS.id, 0, 1 << 40, items, answer)))
+    asyncio.run(add(tmp_path, StoredResponse(id, ANONYMOUS.id, 0, 1 << 40, items, answer)))
     gateway = Gateway(text, FakeOwner(), keeper=keeping(tmp_path))
     page = gateway.get(f"{PATH}/{id}/input_items?limit=2&order=asc")
     assert b",".join(map(bytes, map(memoryview, items[:2]))) in page.content
@@ -434,7 +440,7 @@ def test_an_answer_that_is_read_slowly_does_not_hold_the_input_that_is_kept_with
     gateway = Gateway(text, FakeOwner(), keeper=keeper)
 
     async def check() -> None:
-        await keeper.add(kept)
+        await add(tmp_path, kept)
         go_on = asyncio.Event()
         tracemalloc.start()
         reading = [await begun(gateway, f"{PATH}/{id}", go_on) for _ in range(readers)]

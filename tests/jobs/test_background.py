@@ -132,7 +132,7 @@ def test_a_job_that_changes_meanwhile_is_cancelled_all_the_same(
 
 @sqlite_only
 def test_inputs_have_a_quota(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alignedserve.gateway.responses.background._MOST_FILES", 1)
+    monkeypatch.setattr("alignedserve.gateway.responses.keeping._MOST_FILES", 1)
 
     async def check() -> None:
         async with service.client() as client:
