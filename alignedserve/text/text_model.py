@@ -33,17 +33,6 @@ _TOKENIZER, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "cha
 
 
 @dataclass(frozen=True)
-class SamplingDefaults:
-    """The sampling of a request that sets none: the model's own, otherwise OpenAI's defaults."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-
-@dataclass(frozen=True)
 class TextModel:
     """A model's tokenizer and chat template."""
 
@@ -52,7 +41,7 @@ class TextModel:
     special_ids: frozenset[int]
     eos_ids: tuple[int, ...]
     vocab_size: int
-    sampling: SamplingDefaults
+    sampling: Sampling  # of a request that sets none: the model's own, otherwise OpenAI's defaults
     trial: SyntaxTrial
     reasoning: ReasoningFamily | None = None  # how the model reasons before its answers
     call_format: CallFormat = GENERAL  # in which the model calls tools
@@ -243,19 +232,16 @@ def _eos_ids(config: Given, generation: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _sampling_defaults(folder: Path, generation: Mapping[str, Any]) -> SamplingDefaults:
+def _sampling_defaults(folder: Path, generation: Mapping[str, Any]) -> Sampling:
+    names: tuple[str, ...] = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    usual = Sampling(temperature=1.0)
     if generation.get("do_sample") is False:
-        names: tuple[str, ...] = ("repetition_penalty",)
-        usual = SamplingDefaults(temperature=0.0)
-    else:
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        usual = SamplingDefaults()
+        names, usual = ("repetition_penalty",), Sampling()
     own = {name: value for name in names if (value := generation.get(name)) is not None}
     try:
-        Sampling(**own)
+        return replace(usual, **own)
     except (TypeError, ValueError) as error:
         raise ModelError(f"{folder / 'generation_config.json'}: {error}") from error
-    return replace(usual, **own)
 
 
 # --- The bytes of tokens

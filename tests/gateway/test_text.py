@@ -13,10 +13,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
+from alignedserve.core import Sampling
 from alignedserve.errors import ModelError, PromptError
 from alignedserve.text.chat_template import ChatTemplate
 from alignedserve.text.decoding import IncrementalDecoder
-from alignedserve.text.text_model import SamplingDefaults, TextModel, TokenBytes
+from alignedserve.text.text_model import TextModel, TokenBytes
 from tests.conftest import examples
 from tests.gateway.conftest import ids_of
 
@@ -240,14 +241,17 @@ def test_a_configuration_by_other_names(copy: Path, config: dict[str, object], e
 @pytest.mark.parametrize(
     ("generation", "sampling"),
     [
-        ({"do_sample": False, "temperature": 0.7}, SamplingDefaults(temperature=0.0)),
-        ({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20}, SamplingDefaults(0.7, 0.8, 20)),
-        ({"min_p": 0.1, "repetition_penalty": 1.05}, SamplingDefaults(min_p=0.1, repetition_penalty=1.05)),
-        ({"do_sample": False, "repetition_penalty": 1.05}, SamplingDefaults(0.0, repetition_penalty=1.05)),
-        ({}, SamplingDefaults(1.0, 1.0, 0)),
+        ({"do_sample": False, "temperature": 0.7}, Sampling()),
+        (
+            {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20},
+            Sampling(temperature=0.7, top_p=0.8, top_k=20),
+        ),
+        ({"min_p": 0.1, "repetition_penalty": 1.05}, Sampling(temperature=1.0, min_p=0.1, repetition_penalty=1.05)),
+        ({"do_sample": False, "repetition_penalty": 1.05}, Sampling(repetition_penalty=1.05)),
+        ({}, Sampling(temperature=1.0)),
     ],
 )
-def test_a_folder_says_how_to_sample(copy: Path, generation: dict[str, object], sampling: SamplingDefaults) -> None:
+def test_a_folder_says_how_to_sample(copy: Path, generation: dict[str, object], sampling: Sampling) -> None:
     (copy / "generation_config.json").write_text(json.dumps(generation))
     assert TextModel.load(copy).sampling == sampling
 

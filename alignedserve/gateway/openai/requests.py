@@ -26,7 +26,7 @@ from alignedserve.scheduling.lengths import hinted
 from alignedserve.text.call_grammar import BesideCalls
 from alignedserve.text.chat_template import Rendering, all_texts
 from alignedserve.text.syntax_trial import OnTrial
-from alignedserve.text.text_model import SamplingDefaults, TextModel
+from alignedserve.text.text_model import TextModel
 from alignedserve.text.token_sets import pack_tokens
 
 _SEEDS = 1 << 64
@@ -291,26 +291,21 @@ def too_long(fault: str, max_model_len: int, field: str) -> ApiError:
     return invalid(message, field, "context_length_exceeded")
 
 
-def _sampling(
-    body: ChatRequest | CompletionRequest, usual: SamplingDefaults, choice: Choice | None, syntax: str
-) -> Sampling:
-    scores_prompt = isinstance(body, CompletionRequest) and body.echo
-    repetition = usual.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty
-    return Sampling(
-        temperature=usual.temperature if body.temperature is None else body.temperature,
-        top_p=usual.top_p if body.top_p is None else body.top_p,
+_SAME = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens")
+
+
+def _sampling(body: ChatRequest | CompletionRequest, usual: Sampling, choice: Choice | None, syntax: str) -> Sampling:
+    set_here: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    return replace(
+        usual,
+        **set_here,
         top_k=max(0, usual.top_k if body.top_k is None else body.top_k),  # -1 keeps all, as in vLLM
-        min_p=usual.min_p if body.min_p is None else body.min_p,
-        repetition_penalty=repetition,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        min_tokens=body.min_tokens or 0,
         logit_bias=body.biases,
         allowed_tokens=pack_tokens(body.allowed_token_ids) if body.allowed_token_ids else b"",
         grammar=choice,
         syntax=syntax,
         logprobs=body.num_logprobs,
-        prompt_logprobs=body.num_logprobs if scores_prompt else None,
+        prompt_logprobs=body.num_logprobs if isinstance(body, CompletionRequest) and body.echo else None,
     )
 
 
