@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from alignedserve.text.calls.scanning import Schema
 
-_WORDS: dict[str, Any] = {"true": True, "false": False, "null": None, "none": None}
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<number>[-+]?[\d.][\w.+-]*)|(?P<word>[A-Za-z]+)|(?P<sign>.))""",
-    re.DOTALL,
+    r"""\s*(?:(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<number>[-+]?(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:[eE][-+]?\d+)?)
+    |(?P<word>[A-Za-z]+)|(?P<sign>.))""",
+    re.DOTALL | re.VERBOSE,
 )
-_ESCAPE = re.compile(r"\\(?:x[\da-fA-F]{2}|u[\da-fA-F]{4}|U[\da-fA-F]{8}|.)", re.DOTALL)
-_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "\n": ""}
-_CLOSING = {"[": "]", "(": ")", "{": "}"}
-_END = None, ""  # comes after the last token
+_WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}
+_BEFORE = ("", "[", "(", "{", ",", ":")  # a value follows these alone: nothing is a sum, a call or an index
+# An escape that Python knows; any other backslash, and what Python would not read in a text, is escaped itself.
+_KNOWN = r"x[\da-fA-F]{2}|u[\da-fA-F]{4}|U(?:000[\da-fA-F]|0010)[\da-fA-F]{4}|0(?![0-7])|[ntrbfva\\'\"\n]"
+_ESCAPE = re.compile(rf"(\\(?:{_KNOWN}))|[\\\n\r\0]")
+_ESCAPED = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\0": r"\x00"}
 _MOST_DEPTH = 64
-_MOST_CODE = 0x10FFFF
 
 
 class NoValue(ValueError):
@@ -35,12 +37,28 @@ def read_value(written: str) -> Any:
 
 
 def read_literal(written: str) -> Any:
-    """Return the value of a Python literal, in which JSON's words count too. Nothing is evaluated."""
-    left = _Tokens((found.lastgroup, found[0].strip()) for found in _TOKEN.finditer(written.strip()))
-    value = _read(left, _MOST_DEPTH)
-    if left.head != _END:
-        raise NoValue
-    return value
+    """Return the value of a Python literal as JSON has it; JSON's words count too.
+
+    Python reads it, once each token is known to be a literal's and none lies deeper than _MOST_DEPTH."""
+    tokens, depth = [""], 0
+    for found in _TOKEN.finditer(written.strip()):
+        kind, token = found.lastgroup, found[0].strip()
+        if kind == "text":
+            token = _ESCAPE.sub(lambda escape: escape[1] or _ESCAPED[escape[0]], token)
+        elif kind == "word":
+            token = _WORDS.get(token.lower(), "")
+        elif kind == "sign":
+            depth += (token in "([{") - (token in ")]}")
+            is_within = token in "([{}])" or (token in ",:" and depth > 0)
+            token = token if is_within and depth <= _MOST_DEPTH else ""
+        follows = kind == "text" and tokens[-1][:1] in ("'", '"')  # texts beside each other are one
+        if not token or not (token in "}]),:" or follows or tokens[-1] in _BEFORE):
+            raise NoValue
+        tokens.append(token)
+    try:
+        return json.loads(json.dumps(ast.literal_eval(" ".join(tokens).strip())))
+    except (SyntaxError, ValueError, TypeError):
+        raise NoValue from None
 
 
 def to_json(value: Any) -> str:
@@ -55,77 +73,6 @@ def to_json(value: Any) -> str:
 def is_unicode(text: str) -> bool:
     """Return whether the text has no half of a character, which no answer could hold."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-class _Tokens:
-    """The tokens that are left. None is looked for before its turn: behind an open quote each next one would take time
-    for all that follows."""
-
-    def __init__(self, tokens: Iterator[tuple[str | None, str]]) -> None:
-        self._tokens = tokens
-        self.head = next(tokens, _END)
-
-    def pop(self) -> tuple[str | None, str]:
-        token, self.head = self.head, next(self._tokens, _END)
-        return token
-
-
-def _read(left: _Tokens, depth: int) -> Any:
-    """Take a value off the tokens that are left."""
-    kind, token = left.pop()
-    if not depth:
-        raise NoValue
-    if kind == "text":
-        text = _unescaped(token)
-        while left.head[0] == "text":  # texts beside each other are one
-            text += _unescaped(left.pop()[1])
-        return text
-    if kind == "number":
-        return _number(token)
-    if kind == "word" and token.lower() in _WORDS:
-        return _WORDS[token.lower()]
-    if token not in _CLOSING:
-        raise NoValue
-    items, closing = list[Any](), ("sign", _CLOSING[token])
-    while left.head != closing:
-        item = _read(left, depth - 1)
-        if token == "{":
-            if left.pop() != ("sign", ":"):
-                raise NoValue
-            item = _key(item), _read(left, depth - 1)
-        items.append(item)
-        if left.head == ("sign", ","):
-            left.pop()
-        elif left.head != closing:
-            raise NoValue
-    left.pop()
-    return dict(items) if token == "{" else items[0] if token == "(" and len(items) == 1 else items
-
-
-def _number(token: str) -> int | float:
-    for kind in (int, float):
-        try:
-            return kind(token)
-        except ValueError:
-            pass
-    raise NoValue
-
-
-def _key(value: Any) -> str:
-    if isinstance(value, list | dict):
-        raise NoValue
-    return value if isinstance(value, str) else to_json(value)
-
-
-def _unescaped(token: str) -> str:
-    return _ESCAPE.sub(lambda found: _character(found[0]), token[1:-1])
-
-
-def _character(escape: str) -> str:
-    mark = escape[1]
-    if mark in "xuU" and len(escape) > 2:
-        return chr(code) if (code := int(escape[2:], 16)) <= _MOST_CODE else escape
-    return _ESCAPED.get(mark, mark if mark in "\\'\"" else escape)
 
 
 def _refuse(word: str) -> None:
