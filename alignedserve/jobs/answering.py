@@ -226,7 +226,7 @@ class Answering:
         choices: int,
     ) -> AnswerPiece:
         """Run a request to the end; call `on_running` when there is a place on a decode worker."""
-        reader = AnswerReader.from_body(body, self.text, request.prompt)
+        reader = AnswerReader(body, self.text, request.prompt)
         pieces, num_tokens = list[AnswerPiece](), 0
         follow = self.traces.follow(request, {}, choices, self.client.now)
         with RequestMeter(self.metrics, request, TIER, self.client.now, tab.caller.id) as meter, follow as trace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from random import Random
 from typing import Any
 
@@ -20,7 +21,7 @@ from alignedserve.text.calls.formats import (
     named_call_format,
 )
 from alignedserve.text.calls.names import CALL_FORMATS
-from alignedserve.text.calls.scanning import CallReader, CallText
+from alignedserve.text.calls.scanning import CallReader, CallText, join_parts
 from tests.gateway.test_calls_as_before import PIECES
 
 PARAMETERS = {
@@ -39,11 +40,17 @@ OURS = pytest.mark.parametrize("form", FORMATS, ids=lambda form: f"{form.name}-{
 
 def read(form: CallFormat, text: str, sizes: Random | int | None = None, most: int | None = None) -> CallText:
     """Return all that is found in a text, which comes in pieces of one size, or of the sizes that are drawn."""
-    reader, found = CallReader(form, TOOLS, most), CallText()
+    reader, pieces = CallReader(form, TOOLS, most), list[str]()
     while text:
         size = sizes.randint(1, 7) if isinstance(sizes, Random) else sizes or len(text)
-        found, text = found + reader.feed(text[:size]), text[size:]
-    return found + reader.flush()
+        pieces.append(text[:size])
+        text = text[size:]
+    return fed(reader, pieces)
+
+
+def fed(reader: CallReader, pieces: Iterable[str]) -> CallText:
+    found = [*map(reader.feed, pieces), reader.flush()]
+    return CallText("".join(each.text for each in found), join_parts(part for each in found for part in each.parts))
 
 
 def called(found: CallText) -> list[tuple[str | None, Any]]:
@@ -197,8 +204,7 @@ def test_nothing_follows_the_calls_that_are_wanted() -> None:
 
 def test_special_tokens_are_no_text() -> None:
     reader = CallReader(BY_NAME["mistral"], TOOLS, hidden=("[TOOL_CALLS]", "[ARGS]"))
-    found = sum((reader.feed(piece) for piece in ("a [TOOL", "_CALLS] b [ARGS] c", " [ARGS]")), CallText())
-    assert (found + reader.flush()).text == "a  b  c "
+    assert fed(reader, ("a [TOOL", "_CALLS] b [ARGS] c", " [ARGS]")).text == "a  b  c "
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_a_body_is_answered_without_a_client(text: TextModel, kind: Any, body: b
     }
     gateway = Gateway(text, OwnOwner(text))
     delivered = [asyncio.run(_all(gateway.owner, request)) for request in requests]
-    pieces = [AnswerReader.from_body(asked, text).read(delivery) for delivery in delivered]
+    pieces = [AnswerReader(asked, text).read(delivery) for delivery in delivered]
     shape = make_shape(asked, requests, "flex", text)
     for number, piece in enumerate(pieces):
         assert list(shape.add(number, piece))
@@ -240,7 +240,7 @@ async def _all(owner: FakeOwner, request: Request) -> Delivered:
 def test_a_reader_says_when_enough_has_come(text: TextModel) -> None:
     asked = parse_body(CompletionRequest, b'{"model": "demo", "prompt": "a", "stop": "wo"}')
     (request,) = make_requests(asked, PROMISE, ORIGIN, text, 256)
-    reader = AnswerReader.from_body(asked, text)
+    reader = AnswerReader(asked, text)
     assert reader.read(Delivered(ids_of(text, "one"), None)).finish is None
     piece = reader.read(Delivered(ids_of(text, " two and more"), None))
     assert (piece.text, piece.finish) == (" t", FinishReason.STOP)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 if TYPE_CHECKING:  # a format has a layout, which reads from what is here
     from alignedserve.text.calls.formats import CallFormat
@@ -36,18 +36,14 @@ class CallPart:
     name: str | None = None
 
 
-@dataclass(frozen=True)
-class CallText:
+class CallText(NamedTuple):
     """A piece of output taken apart: its plain text, and the parts of calls in it."""
 
-    text: str = ""
-    parts: tuple[CallPart, ...] = ()
-
-    def __add__(self, other: CallText) -> CallText:
-        return CallText(self.text + other.text, join_parts([*self.parts, *other.parts]))
+    text: str
+    parts: tuple[CallPart, ...]
 
 
-def join_parts(parts: list[CallPart]) -> tuple[CallPart, ...]:
+def join_parts(parts: Iterable[CallPart]) -> tuple[CallPart, ...]:
     """Return one part for each call, in the order of the calls."""
     whole: dict[int, CallPart] = {}
     for part in parts:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 
 from alignedserve.text.calls.scanning import Reading
-from alignedserve.text.reasoning.splitting import ReasoningPhase, Splitter, SplitText
+from alignedserve.text.reasoning.splitting import ReasoningPhase, Splitter
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -40,7 +40,7 @@ class HarmonySplitter(Splitter):
             yield from self._read_header()
         while marker := (yield from self.until(*_BODY_ENDS, pass_on=self._say)):
             if self._is_call:
-                self._found += SplitText("", CALL)
+                self._text_left += CALL
             if marker in (START, CHANNEL):
                 self._at -= len(marker)
             self.phase = ReasoningPhase.REASONING
@@ -68,7 +68,7 @@ class HarmonySplitter(Splitter):
         if found := _RECIPIENT.search(header):
             self._open(ReasoningPhase.ASIDE, self._keeps_calls)
             if self._is_call:
-                self._found += SplitText("", f"{CHANNEL}commentary to={found[1]}{MESSAGE}")
+                self._text_left += f"{CHANNEL}commentary to={found[1]}{MESSAGE}"
             return
         channel = header.partition(CHANNEL)[2].strip()
         self._open(next((phase for name, phase in _PHASES.items() if channel.startswith(name)), ReasoningPhase.ANSWER))
@@ -84,4 +84,7 @@ class HarmonySplitter(Splitter):
                 text = "\n" + text
             self._begins = False
             self._said.add(reasons)
-        self._found += SplitText(text, "") if reasons else SplitText("", text)
+        if reasons:
+            self._reasoning += text
+        else:
+            self._text_left += text

@@ -9,8 +9,8 @@ Markers and the white space beside them belong to neither. Text that may begin a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from alignedserve.text.calls.scanning import Reading, Scanner
 
@@ -22,15 +22,11 @@ class ReasoningPhase(Enum):
     ANSWER = "answer"
 
 
-@dataclass(frozen=True)
-class SplitText:
+class SplitText(NamedTuple):
     """A new part of the reasoning, and of the text that is left for the answer and its calls."""
 
-    reasoning: str = ""
-    text: str = ""
-
-    def __add__(self, other: SplitText) -> SplitText:
-        return SplitText(self.reasoning + other.reasoning, self.text + other.text)
+    reasoning: str
+    text: str
 
 
 class Splitter(Scanner):
@@ -40,7 +36,7 @@ class Splitter(Scanner):
         """`inside`: the output begins within the reasoning, since the prompt ends with the start marker."""
         super().__init__()
         self.phase = ReasoningPhase.REASONING if inside else ReasoningPhase.OPEN
-        self._found = SplitText()
+        self._reasoning = self._text_left = ""  # that have been found, and not been returned
 
     def feed(self, text: str) -> SplitText:
         """Part the text; its end may be held back until more text shows what it is."""
@@ -51,9 +47,9 @@ class Splitter(Scanner):
         return self._part("", has_ended=True)
 
     def _part(self, text: str, has_ended: bool = False) -> SplitText:
-        self._found = SplitText()
+        self._reasoning = self._text_left = ""
         self._advance(text, has_ended)
-        return self._found
+        return SplitText(self._reasoning, self._text_left)
 
 
 class MarkedSplitter(Splitter):
@@ -94,18 +90,18 @@ class MarkedSplitter(Splitter):
             if self._leads:
                 yield from self._skip_space()
             marker = yield from self.until(*self._dropped, pass_on=self._answer)
-        self._found += SplitText("", self._blank)
+        self._text_left += self._blank
 
     def _skip_space(self) -> Reading[None]:
         while (yield from self.peek()).isspace():
             self._at += 1
 
     def _reason(self, text: str) -> None:
-        self._found += SplitText(self._settle(text), "")
+        self._reasoning += self._settle(text)
 
     def _answer(self, text: str) -> None:
         self._leads = False
-        self._found += SplitText("", self._settle(text) if self._dropped else text)
+        self._text_left += self._settle(text) if self._dropped else text
 
     def _settle(self, text: str) -> str:
         """Return the text with the white space that was held back before it, and hold back what it ends with."""
