@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -36,11 +36,8 @@ PREFIX = "resp_"  # of the ids of responses
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
-_TextType = Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
-
-
 class TextContent(SentBack):
-    type: _TextType
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
     text: str
     annotations: Any = None
     logprobs: Annotated[Any, BeforeValidator(lambda _: None)] = None  # models never see them, and they are large
@@ -56,14 +53,7 @@ class RefusalContent(SentBack):
         return self.refusal
 
 
-def _kind_of_part(part: Any) -> Any:
-    kind = type_of(part)
-    return "text" if kind in get_args(_TextType) else kind
-
-
-Part = Annotated[
-    Annotated[TextContent, Tag("text")] | Annotated[RefusalContent, Tag("refusal")], Discriminator(_kind_of_part)
-]
+Part = Annotated[TextContent | RefusalContent, Field(discriminator="type")]
 
 
 Content = TextOr[ListOf[Part]]
