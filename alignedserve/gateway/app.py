@@ -32,7 +32,7 @@ from alignedserve.config.sections import JobsConfig
 from alignedserve.core import Adapter, Slo
 from alignedserve.errors import AdapterError, AlignedServeError
 from alignedserve.fallbacks import fallbacks
-from alignedserve.gateway.access.adapters import Adapters, UnknownAdapter
+from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.keys import ANONYMOUS, USUAL_SCOPES, Scope
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.dashboard import Dashboard, GatewayHead
@@ -47,7 +47,6 @@ from alignedserve.gateway.messages import MessageRoutes
 from alignedserve.gateway.openai.errors import ApiError, draining, invalid, not_ready
 from alignedserve.gateway.openai.requests import detokenize, tokenize
 from alignedserve.gateway.openai.shapes import make_shape
-from alignedserve.gateway.openai.strict import parse_body
 from alignedserve.gateway.openai.types import (
     ChatRequest,
     CompletionRequest,
@@ -110,14 +109,14 @@ def make_app(
     app.add_exception_handler(AlignedServeError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
     starter = Starter(client, text, settings, metrics, traces or Traces(), lambda: bool(app.state.draining), adapters)
-    routes = _Routes(app, starter, has_jobs=bool(job_routes))
+    routes, described = _Routes(app, starter), document(bool(job_routes))
     app.state.dashboard = dashboard = Dashboard(client, metrics.log, routes.head, settings.stalled_client_s)
     ends = starter.end_revoked, dashboard.end_revoked, calls.end_revoked
     app.state.end_revoked = lambda: [end(settings.keys) for end in ends]
     unscoped = (
         ("GET", "/", routes.front),
-        ("GET", "/docs", routes.docs),
-        ("GET", "/live", routes.live),
+        ("GET", "/docs", _always(html_answer, docs_page(described))),
+        ("GET", "/live", _always(JSONResponse, {"status": "alive"})),  # what does not answer should be started again
         ("GET", "/health", routes.health),
         ("GET", "/ready", routes.ready),
         ("GET", "/status", routes.status),
@@ -130,7 +129,7 @@ def make_app(
         ("POST", "/v1/completions", partial(answer_body, starter, CompletionRequest, routes.begin)),
         ("POST", "/tokenize", partial(routes.convert, TokenizeRequest, tokenize)),
         ("POST", "/detokenize", partial(routes.convert, DetokenizeRequest, detokenize)),
-        ("GET", "/openapi.json", routes.openapi),
+        ("GET", "/openapi.json", _always(JSONResponse, described)),
         ("GET", "/version", routes.version),
         *ResponseRoutes(starter, keeper or ResponseKeeper(None, JobsConfig())).routes,
         *MessageRoutes(starter).routes,
@@ -155,6 +154,7 @@ def make_app(
     return app
 
 
+T = TypeVar("T")
 TextBody = TypeVar("TextBody", TokenizeRequest, DetokenizeRequest)
 _Convert: TypeAlias = Callable[[TextBody, TextModel, int], tuple[dict[str, Any], int]]
 
@@ -176,26 +176,30 @@ def _restrict(scopes: Sequence[Scope], answer: Answer, settings: GatewaySettings
     return answer_in_scope
 
 
+def _always(answer: Callable[[T], Response], told: T) -> Answer:
+    """Return a route whose answer is always made of the same."""
+
+    async def answer_same(_: HttpRequest) -> Response:
+        return answer(told)
+
+    return answer_same
+
+
 class _Routes:
-    def __init__(self, app: FastAPI, starter: Starter, has_jobs: bool) -> None:
+    def __init__(self, app: FastAPI, starter: Starter) -> None:
         self._app, self._starter = app, starter
         self._client, self._text, self._settings = starter.client, starter.text, starter.settings
-        self._began_at, self._document = int(time.time()), document(has_jobs)
-        self._docs = docs_page(self._document)
+        self._began_at = int(time.time())
 
     async def models(self, http: HttpRequest) -> Response:
         cards = [self._card(name) for name in self._settings.served_model_names]
-        cards += [self._adapter_card(loaded.adapter, http) for loaded in self._starter.adapters.loaded.values()]
+        cards += [self._adapter_card(adapter, http) for adapter, _ in self._starter.adapters.loaded.values()]
         return JSONResponse({"object": "list", "data": cards})
 
     async def model(self, http: HttpRequest) -> Response:
         name = http.path_params["name"]
         adapter = self._starter.check_model(name)
         return JSONResponse(self._card(name) if adapter is None else self._adapter_card(adapter, http))
-
-    async def live(self, _: HttpRequest) -> Response:
-        """Answer that this process lives: what does not answer should be started again."""
-        return JSONResponse({"status": "alive"})
 
     async def health(self, _: HttpRequest) -> Response:
         """Answer whether requests are served, and what does not work in any part; why, only /status says, to operators.
@@ -216,17 +220,17 @@ class _Routes:
     async def status(self, http: HttpRequest) -> Response:
         """Answer whether requests are taken, and by which models; operators also which parts are running, and where.
         Nothing of any request is shown."""
-        head = self.head()
+        state, models, _ = self.head()
         if not self._has(http, Scope.DASHBOARD):
-            return JSONResponse({"state": head.state, "models": list(head.models)})
+            return JSONResponse({"state": state, "models": list(models)})
         parts = [
             {"name": member.name, "role": member.kind.value, "node": member.node, "address": member.address}
             for member in self._client.members
         ]
         return JSONResponse(
             {
-                "state": head.state,
-                "models": list(head.models),
+                "state": state,
+                "models": list(models),
                 "parts": parts,
                 "late": [{"part": part, "step_s": late_s} for part, late_s in self._client.late.items()],
                 "scale": dict(self._settings.scale),
@@ -242,11 +246,10 @@ class _Routes:
         return [{"part": part, **asdict(fallback)} for part, fallback in (*own, *told.fallbacks())]
 
     def head(self) -> GatewayHead:
-        """Return what this gateway says of itself."""
+        """Return what this gateway says of itself: its state, its models and its promise."""
         state = "draining" if self._app.state.draining else "ready" if self._client.ready else "not ready"
         slo = self._settings.slo
-        promise = Slo(slo.ttft_ms / 1e3, slo.tbt_ms / 1e3)
-        return GatewayHead(state, self._settings.served_model_names, promise)
+        return state, self._settings.served_model_names, Slo(slo.ttft_ms / 1e3, slo.tbt_ms / 1e3)
 
     async def metrics(self, _: HttpRequest) -> Response:
         scrapes: Scrapes = self._app.state.scrapes
@@ -258,8 +261,7 @@ class _Routes:
         return ChatExchange(started, bool(body.stream), shape)
 
     async def convert(self, kind: type[TextBody], convert: _Convert[TextBody], http: HttpRequest) -> Response:
-        async with self._starter.read(http) as sent:
-            body = parse_body(kind, sent)
+        async with self._starter.read(http, kind) as body:
             self._starter.check_model(body.model)
             arguments = body, self._text, self._settings.max_model_len
             answer, num_tokens = await self._starter.in_thread(http, partial(convert, *arguments))
@@ -267,9 +269,8 @@ class _Routes:
         return json_response(answer, {}, self._settings.stalled_client_s)
 
     async def load_adapter(self, http: HttpRequest) -> Response:
-        async with self._starter.read(http) as sent:
-            body = parse_body(LoadAdapter, sent)
-        name, models = body.lora_name, self._settings.served_model_names
+        async with self._starter.read(http, LoadAdapter) as body:
+            name, models = body.lora_name, self._settings.served_model_names
         load = partial(self._starter.adapters.load, name, body.lora_path, models)
         try:
             await self._starter.in_thread(http, load)  # it reads all files of the adapter
@@ -278,16 +279,12 @@ class _Routes:
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     async def unload_adapter(self, http: HttpRequest) -> Response:
-        async with self._starter.read(http) as sent:
-            body = parse_body(UnloadAdapter, sent)
-        try:
-            self._starter.adapters.unload(body.lora_name)
-        except UnknownAdapter as error:
-            raise ApiError(404, str(error), param="lora_name", code="model_not_found") from error
-        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
-
-    async def openapi(self, _: HttpRequest) -> Response:
-        return JSONResponse(self._document)
+        async with self._starter.read(http, UnloadAdapter) as body:
+            name = body.lora_name
+        if not self._starter.adapters.unload(name):
+            message = f"no adapter {name!r:.80} is loaded: see /v1/models"
+            raise ApiError(404, message, param="lora_name", code="model_not_found")
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def version(self, _: HttpRequest) -> Response:
         return JSONResponse({"version": _version()})
@@ -295,9 +292,6 @@ class _Routes:
     async def front(self, http: HttpRequest) -> Response:
         settings = self._settings
         return front_answer(http, _version(), settings.served_model_names, has_keys=bool(settings.keys))
-
-    async def docs(self, _: HttpRequest) -> Response:
-        return html_answer(self._docs)
 
     def _card(self, name: str) -> dict[str, Any]:
         return {

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TypeAlias
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -44,13 +45,7 @@ MOST_PAGES = 32  # that are open at once
 log = logging.getLogger("alignedserve.gateway")
 
 
-@dataclass(frozen=True)
-class GatewayHead:
-    """The part of a picture in which a gateway describes itself."""
-
-    state: str
-    models: tuple[str, ...]
-    promise: Slo
+GatewayHead: TypeAlias = tuple[str, tuple[str, ...], Slo]  # the state, the models and the promise of a gateway
 
 
 class Dashboard:
@@ -146,9 +141,9 @@ class Dashboard:
                 page.put(events[page.slot_s])
 
     async def _picture(self, slot_s: float) -> Picture:
-        requests, head = await self.all_requests(slot_s), self._head()
+        requests, (state, models, promise) = await self.all_requests(slot_s), self._head()
         jobs = None if self.jobs is None else self.jobs.picture()
-        return self._view.picture(self._client.now(), head.state, head.models, requests, jobs, head.promise, slot_s)
+        return self._view.picture(self._client.now(), state, models, requests, jobs, promise, slot_s)
 
     async def _own_requests(self, slot_s: float) -> RecentRequests:
         return self._requests.recent(self._client.now(), slot_s)

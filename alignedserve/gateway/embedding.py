@@ -21,7 +21,6 @@ from alignedserve.gateway.http.records import BodyMeter
 from alignedserve.gateway.openai.promises import make_promise
 from alignedserve.gateway.openai.reading import cost_of
 from alignedserve.gateway.openai.requests import Origin
-from alignedserve.gateway.openai.strict import parse_body
 from alignedserve.gateway.starting import Starter
 from alignedserve.gateway.streaming import json_response, unless_gone
 from alignedserve.gateway.vectors import (
@@ -73,8 +72,7 @@ class VectorRoutes:
         """Answer a body of this kind: `make` makes its requests, and `build` the answer from requests and vectors."""
         starter = self._starter
         starter.check_ready()
-        async with starter.read(http) as sent:
-            body = parse_body(kind, sent)
+        async with starter.read(http, kind) as body:
             adapter = starter.check_model(body.model)
             promise = make_promise(body, http.headers, starter.settings.slo, tab_of(http).caller.limits)
             record = record_of(http)

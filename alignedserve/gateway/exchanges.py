@@ -11,7 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -21,7 +21,7 @@ from alignedserve.gateway.openai.errors import ApiError, api_error
 from alignedserve.gateway.openai.itemised import Event, ItemAnswer
 from alignedserve.gateway.openai.reading import AnswerPiece
 from alignedserve.gateway.openai.shapes import AnswerShape
-from alignedserve.gateway.openai.strict import Strict, parse_body
+from alignedserve.gateway.openai.strict import Body
 from alignedserve.gateway.openai.writing import PART_BYTES, joined
 from alignedserve.gateway.starting import StartedRequests, Starter
 from alignedserve.gateway.streaming import (
@@ -37,9 +37,6 @@ from alignedserve.gateway.streaming import (
 from alignedserve.shell.event_loop import ENDS
 
 _log = logging.getLogger("alignedserve.gateway")
-
-
-Body = TypeVar("Body", bound=Strict)
 
 
 class Exchange(ABC):
@@ -181,8 +178,9 @@ async def answer_body(
 ) -> Response:
     """Answer a body by what it begins. Its memory is free while its requests run."""
     starter.check_ready()
-    async with starter.read(http) as sent:
-        begun = await begin(http, parse_body(kind, sent))
+    async with starter.read(http, kind) as body:
+        begun = await begin(http, body)
+        del body
     return begun if isinstance(begun, Response) else await begun.answer(http)
 
 

@@ -40,7 +40,6 @@ from alignedserve.gateway.openai.strict import (
     TextOr,
     Usual,
     fault,
-    parse_body,
 )
 from alignedserve.gateway.openai.tools import MOST_TOOLS, Name, as_function, object_in
 from alignedserve.gateway.openai.types import MOST_MESSAGES, ChatRequest, text_of
@@ -285,8 +284,7 @@ class MessageRoutes:
         return (("POST", MESSAGES, create), ("POST", f"{MESSAGES}/count_tokens", self.count))
 
     async def count(self, http: HttpRequest) -> Response:
-        async with self._starter.read(http) as sent:
-            body = parse_body(CountRequest, sent)
+        async with self._starter.read(http, CountRequest) as body:
             self._starter.check_model(body.model)
             text, most = self._starter.text, self._starter.settings.max_model_len
             prompt = await self._starter.in_thread(http, lambda: prompt_of(make_chat(body), text, most))

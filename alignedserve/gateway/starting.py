@@ -23,6 +23,7 @@ from alignedserve.gateway.openai.errors import draining, key_revoked, no_key, no
 from alignedserve.gateway.openai.promises import ServicePromise, make_promise
 from alignedserve.gateway.openai.reading import AnswerReader
 from alignedserve.gateway.openai.requests import Origin, make_requests, num_requests
+from alignedserve.gateway.openai.strict import Body, parse_body
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.metrics.requests import RequestMetrics
@@ -75,8 +76,8 @@ class Starter:
             raise not_ready()
 
     @asynccontextmanager
-    async def read(self, http: HttpRequest) -> AsyncIterator[bytearray]:
-        """Give the bytes of a body, which count as held inside the block and take their caller's turn; raise if the
+    async def read(self, http: HttpRequest, kind: type[Body]) -> AsyncIterator[Body]:
+        """Give a body of this kind, which counts as held inside the block and takes its caller's turn; raise if the
         caller has no request, place or token left, also for a body that asks for no tokens: it takes a thread."""
         tab = tab_of(http)
         tab.enter()
@@ -84,7 +85,7 @@ class Starter:
         async with self._bodies.read(http) as sent:
             http.state.body_bytes = len(sent)
             async with self._turns.turn(tab.caller, len(sent)) as http.state.turn:
-                yield sent
+                yield parse_body(kind, sent)
 
     def check_model(self, name: str | None) -> Adapter | None:
         """Return the adapter of this name, None for the model itself; raise where there is neither."""

@@ -16,9 +16,9 @@ import mmap
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import TypeAlias
 
 from alignedserve.architectures.config import DTYPE_BYTES, ModelConfig
 from alignedserve.config.lora import MOST_NAME
@@ -34,16 +34,7 @@ _MIB = 1 << 20
 _SIZE = 1 << 20  # of the file
 _CHANGE_S = 60.0  # for another part's change to end
 _HEAD = struct.Struct("=QQ")
-
-
-@dataclass(frozen=True)
-class LoadedAdapter:
-    adapter: Adapter
-    num_bytes: int  # that it takes on each worker
-
-
-class UnknownAdapter(AdapterError):
-    """No adapter of this name is loaded."""
+_Loaded: TypeAlias = tuple[Adapter, int]  # with the bytes that it takes on each worker
 
 
 class Adapters:
@@ -64,7 +55,7 @@ class Adapters:
         self._path = path or Path()
         self._fd = -1 if path is None else open_shared(path, _SIZE)
         self._memory, self._alone = mmap.mmap(self._fd, _SIZE), Lock()
-        self._seen, self._known = -1, dict[str, LoadedAdapter]()
+        self._seen, self._known = -1, dict[str, _Loaded]()
 
     @classmethod
     def for_part(cls, part: Part) -> Adapters:
@@ -82,16 +73,16 @@ class Adapters:
                 self._write({name: self._loaded(name, files) for name, files in adapters})
 
     @property
-    def loaded(self) -> Mapping[str, LoadedAdapter]:
-        """Return the adapters by name."""
+    def loaded(self) -> Mapping[str, _Loaded]:
+        """Return the adapters by name, with the bytes of each."""
         if self._num_changes() != self._seen:
             with suppress(AdapterError), self._locked(LOCK_S):  # the event loop waits: the next request looks again
                 self._read()
         return self._known
 
     def find(self, name: str | None) -> Adapter | None:
-        found = self.loaded.get(name or "")
-        return None if found is None else found.adapter
+        adapter, _ = self.loaded.get(name or "", (None, 0))
+        return adapter
 
     def load(self, name: str, folder: str, models: tuple[str, ...]) -> None:
         """Load an adapter under a name that no adapter and none of the `models` has; this takes as long as reading it.
@@ -111,22 +102,23 @@ class Adapters:
         with self._locked():
             self._read()
             self._check_new(name, models)
-            taken = sum(other.num_bytes for other in self._known.values())
-            if taken + loaded.num_bytes > self._room:
+            taken, num_bytes = sum(size for _, size in self._known.values()), loaded[1]
+            if taken + num_bytes > self._room:
                 raise AdapterError(
                     f"each worker keeps {self._room // _MIB} MB for adapters, {-(-taken // _MIB)} are taken and this"
-                    f" one needs {-(-loaded.num_bytes // _MIB)}: unload another, or start with a larger"
+                    f" one needs {-(-num_bytes // _MIB)}: unload another, or start with a larger"
                     " engine.adapters_mb"
                 )
             self._write({**self._known, name: loaded})
 
-    def unload(self, name: str) -> None:
-        """Forget an adapter; open requests with this adapter go on to the end."""
+    def unload(self, name: str) -> bool:
+        """Forget an adapter, and return whether there was one; open requests with this adapter go on to the end."""
         with self._locked():
             self._read()
-            if name not in self._known:
-                raise UnknownAdapter(f"no adapter {name!r:.80} is loaded: see /v1/models")
-            self._write({other: loaded for other, loaded in self._known.items() if other != name})
+            if name in self._known:
+                self._write({other: loaded for other, loaded in self._known.items() if other != name})
+                return True
+            return False
 
     def _check_below(self, folder: Path) -> None:
         """Raise where the folder or one of its files lies elsewhere than below a root, wherever links lead. What is
@@ -147,8 +139,8 @@ class Adapters:
         if name in self._known:
             raise AdapterError(f"an adapter {name!r:.80} is loaded already: unload it first, or take another name")
 
-    def _loaded(self, name: str, files: LoraFiles) -> LoadedAdapter:
-        return LoadedAdapter(Adapter(name, str(files.folder), files.id), files.num_bytes(self._of_number))
+    def _loaded(self, name: str, files: LoraFiles) -> _Loaded:
+        return Adapter(name, str(files.folder), files.id), files.num_bytes(self._of_number)
 
     @contextmanager
     def _locked(self, within_s: float = _CHANGE_S) -> Iterator[None]:
@@ -170,13 +162,11 @@ class Adapters:
     def _read(self) -> None:
         changes, length = _HEAD.unpack_from(self._memory)
         tree = json.loads(self._memory[_HEAD.size : _HEAD.size + length]) if length else {}
-        self._known = {
-            name: LoadedAdapter(Adapter(name, folder, id), size) for name, (folder, id, size) in tree.items()
-        }
+        self._known = {name: (Adapter(name, folder, id), size) for name, (folder, id, size) in tree.items()}
         self._seen = changes
 
-    def _write(self, adapters: Mapping[str, LoadedAdapter]) -> None:
-        tree = {name: (of.adapter.folder, of.adapter.id, of.num_bytes) for name, of in adapters.items()}
+    def _write(self, adapters: Mapping[str, _Loaded]) -> None:
+        tree = {name: (adapter.folder, adapter.id, size) for name, (adapter, size) in adapters.items()}
         written = json.dumps(tree).encode()
         if _HEAD.size + len(written) > _SIZE:
             raise AdapterError("too many adapters are loaded: unload some first")

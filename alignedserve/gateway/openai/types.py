@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Protocol, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Discriminator, Field, Tag, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
@@ -74,12 +74,7 @@ Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 Content = TextOr[ListOf[Part]]
 
 
-class _HasText(Protocol):
-    @property
-    def text(self) -> str: ...
-
-
-def text_of(content: str | Sequence[_HasText]) -> str:
+def text_of(content: str | Sequence[Any]) -> str:
     """Return the text of a content, its parts on lines of their own, as in vLLM."""
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
@@ -592,14 +587,13 @@ class DetokenizeRequest(Strict):
     tokens: ListOf[TokenId]
 
 
-class LoadAdapter(Strict):
-    """The body of /v1/load_lora_adapter."""
-
-    lora_name: str
-    lora_path: str
-
-
 class UnloadAdapter(Strict):
     """The body of /v1/unload_lora_adapter."""
 
     lora_name: str
+
+
+class LoadAdapter(UnloadAdapter):
+    """The body of /v1/load_lora_adapter."""
+
+    lora_path: str
