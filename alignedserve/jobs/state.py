@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -220,7 +220,11 @@ class RunnerCore:
             case TimerFired():
                 self._is_ticking = False
                 commands += self._check_time(now, wall)
-        return [*commands, *self._open_lines(now, wall), *self._set_timer(now)]
+        commands += self._open_lines(now, wall)
+        if self._jobs and not self._is_ticking:
+            self._is_ticking = True
+            commands.append(SetTimer(_TICK, now + TICK_S))
+        return commands
 
     @property
     def num_open(self) -> int:
@@ -255,11 +259,15 @@ class RunnerCore:
 
     # --- Jobs
 
-    def _update_jobs(self, jobs: Iterable[Job], wall: float) -> list[JobCommand]:
-        jobs = tuple(jobs)
+    def _update_jobs(self, jobs: Sequence[Job], wall: float) -> list[JobCommand]:
         open_ids = {job.id for job in jobs}
-        commands = self._forget_ended(open_ids)
         self._saved_as_ended &= open_ids
+        self._blame = {line: weight for line, weight in self._blame.items() if line[0] in open_ids}
+        # Jobs may have ended in the store though their last command failed: its answer was lost.
+        ended = [id for id, opened in self._jobs.items() if opened.phase is JobPhase.NEW and id not in open_ids]
+        commands: list[JobCommand] = [DropLines(id) for id in ended]
+        for id in ended:
+            del self._jobs[id]
         for job in jobs:
             if job.id in self._saved_as_ended:
                 continue
@@ -273,14 +281,6 @@ class RunnerCore:
             elif opened.phase is JobPhase.NEW:
                 commands += self._continue_job(opened, wall)
         return commands
-
-    def _forget_ended(self, open_ids: Container[str]) -> list[JobCommand]:
-        """Forget jobs that have ended in the store, though their last command failed: its answer was lost."""
-        self._blame = {line: weight for line, weight in self._blame.items() if line[0] in open_ids}
-        ended = [id for id, opened in self._jobs.items() if opened.phase is JobPhase.NEW and id not in open_ids]
-        for id in ended:
-            del self._jobs[id]
-        return [DropLines(id) for id in ended]
 
     def _continue_job(self, opened: _OpenJob, wall: float) -> list[JobCommand]:
         """Return the next command for a job in phase NEW."""
@@ -344,7 +344,10 @@ class RunnerCore:
             del opened.running[ended.line]
             self._tries[LineFate.REFUSED] += 1
             if ended.outcome is LineOutcome.LIMITED and self._runs_alone(opened, ended.line):
-                self._pass_over(opened, ended, now)
+                # It is tried again later, each time after a longer wait: while it is due, no other line opens.
+                opened.passed_over[ended.line] += 1
+                wait_s = max(ended.retry_after_s, min(MOST_BACKOFF_S, 2.0 ** opened.passed_over[ended.line]))
+                heappush(opened.later, (now + wait_s, ended.line))
             else:
                 opened.pending.append(ended.line)
             return []
@@ -367,12 +370,6 @@ class RunnerCore:
         line.has_place = True  # the line no longer waits, although the result is not stored yet
         self._learn(opened, ended.result, now - line.opened_at, now)
         return [StoreResult(opened.job.id, ended.result)]
-
-    def _pass_over(self, opened: _OpenJob, ended: LineEnded, now: float) -> None:
-        """Try a line that runs alone again later, each time after a longer wait: while it is due, no other opens."""
-        opened.passed_over[ended.line] += 1
-        wait_s = max(ended.retry_after_s, min(MOST_BACKOFF_S, 2.0 ** opened.passed_over[ended.line]))
-        heappush(opened.later, (now + wait_s, ended.line))
 
     def _place(self, line: _OpenLine, now: float) -> None:
         if not line.has_place:
@@ -397,7 +394,9 @@ class RunnerCore:
     def _open_lines(self, now: float, wall: float) -> list[JobCommand]:
         """Run lines while there is room, each time a line of the job that is furthest below its share."""
         commands: list[JobCommand] = []
-        self._retry_due_lines(now)
+        for opened in self._jobs.values():
+            while opened.later and opened.later[0][0] <= now:
+                opened.pending.append(heappop(opened.later)[1])
         num_open = self.num_open
         if (blamed := self._blamed_line(now)) is not None:
             may_run = not num_open and self._window.may_open(0, 0, now)
@@ -448,18 +447,7 @@ class RunnerCore:
         is_given_up = self._blame.get((opened.job.id, line), 0) >= GIVEN_UP_AT
         return RunLine(opened.job, line, jct_s, opened.estimate, is_given_up)
 
-    def _retry_due_lines(self, now: float) -> None:
-        for opened in self._jobs.values():
-            while opened.later and opened.later[0][0] <= now:
-                opened.pending.append(heappop(opened.later)[1])
-
     # --- Time and forecasts
-
-    def _set_timer(self, now: float) -> list[JobCommand]:
-        if self._is_ticking or not self._jobs:
-            return []
-        self._is_ticking = True
-        return [SetTimer(_TICK, now + TICK_S)]
 
     def _check_time(self, now: float, wall: float) -> list[JobCommand]:
         """Stop the jobs whose window is over; publish forecasts if it is time."""

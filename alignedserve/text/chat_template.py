@@ -144,15 +144,14 @@ class ChatTemplate:
             return self._maskable.sub(lambda found: stand_ins.get(found[0], found[0]), value)
         if isinstance(value, Mapping):
             return {
-                name if self._is_plain(name) else self._mask(name, stand_ins): self._mask(member, stand_ins)
+                (
+                    name if name.isidentifier() and not self._special.search(name) else self._mask(name, stand_ins)
+                ): self._mask(member, stand_ins)
                 for name, member in value.items()
             }
         if isinstance(value, list | tuple):
             return [self._mask(item, stand_ins) for item in value]
         return value
-
-    def _is_plain(self, name: str) -> bool:
-        return name.isidentifier() and not self._special.search(name)
 
     @cached_property
     def _edges(self) -> list[str]:

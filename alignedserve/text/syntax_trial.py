@@ -71,7 +71,10 @@ class SyntaxTrial:
                     found, cpu_s = self._try(syntax)
                     on_trial(cpu_s)
                     fault = found or ""
-                    self._keep(name, fault)
+                    with self._looking:
+                        self._known[name] = fault
+                        if len(self._known) > _MOST_KNOWN:
+                            self._known.popitem(last=False)
         return fault or None
 
     def _recall(self, name: bytes) -> str | None:
@@ -80,19 +83,17 @@ class SyntaxTrial:
                 self._known.move_to_end(name)
             return self._known.get(name)
 
-    def _keep(self, name: bytes, fault: str) -> None:
-        with self._looking:
-            self._known[name] = fault
-            if len(self._known) > _MOST_KNOWN:
-                self._known.popitem(last=False)
-
     def _try(self, syntax: str) -> tuple[str | None, float]:
         """Return the fault, and the processor time of the trial: all that it may use where it ended the child, which
         then has to start again."""
         for _ in range(2):  # a child may have been killed while it had nothing to do
             child = self._child or self._start()
+            assert child.stdin is not None
             try:
-                return _ask(child, syntax)
+                child.stdin.write(json.dumps(syntax).encode() + b"\n")
+                child.stdin.flush()
+                fault, cpu_s = json.loads(_answer(child))
+                return fault, cpu_s
             except TimeoutError:
                 self._end()
                 raise ModelError("the process that tries grammars gets no time on this machine: try again") from None
@@ -122,14 +123,6 @@ class SyntaxTrial:
             self._child.kill()
             self._child.communicate()
             self._child = None
-
-
-def _ask(child: subprocess.Popen[bytes], syntax: str) -> tuple[str | None, float]:
-    assert child.stdin is not None
-    child.stdin.write(json.dumps(syntax).encode() + b"\n")
-    child.stdin.flush()
-    fault, cpu_s = json.loads(_answer(child))
-    return fault, cpu_s
 
 
 def _answer(child: subprocess.Popen[bytes]) -> bytes:

@@ -244,8 +244,8 @@ JOBS = (
     Mutant(
         "job that ended unheard kept",
         _JOBS,
-        "commands = self._forget_ended(open_ids)",
-        "commands: list[JobCommand] = []",
+        "ended = [id for id, opened in self._jobs.items() if opened.phase is JobPhase.NEW and id not in open_ids]",
+        "ended = list[str]()",
         "A runner that did not hear of a job's end keeps it.",
     ),
 )

@@ -58,11 +58,13 @@ class Budgets:
         """Return the budget that a caller has used up, and the seconds until there is another one."""
         if not limits.has_budget:
             return None
-        (day, month), (day_s, month_s) = self.used(caller), _left_s(self._now())
+        (day, month), now = self.used(caller), self._now()
+        today = datetime.fromtimestamp(now, timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
         if limits.tokens_per_month is not None and month >= limits.tokens_per_month:
-            return f"{limits.tokens_per_month} tokens in a month", month_s
+            next_month = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
+            return f"{limits.tokens_per_month} tokens in a month", next_month.timestamp() - now
         if limits.tokens_per_day is not None and day >= limits.tokens_per_day:
-            return f"{limits.tokens_per_day} tokens in a day", day_s
+            return f"{limits.tokens_per_day} tokens in a day", (today + timedelta(days=1)).timestamp() - now
         return None
 
     @asynccontextmanager
@@ -123,10 +125,3 @@ def _periods(now: float) -> tuple[str, str]:
     """Return the names of the day and the month: 2026-11-27 and 2026-11."""
     day = datetime.fromtimestamp(now, timezone.utc).date().isoformat()
     return day, day[:7]
-
-
-def _left_s(now: float) -> tuple[float, float]:
-    """Return the seconds that are left of the day and of the month."""
-    today = datetime.fromtimestamp(now, timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
-    next_month = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
-    return (today + timedelta(days=1)).timestamp() - now, next_month.timestamp() - now

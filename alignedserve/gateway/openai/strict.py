@@ -64,7 +64,8 @@ class Strict(BaseModel):
         for name, value in tree.items() if cls.UNSUPPORTED else ():
             if name not in cls.UNSUPPORTED or value is None:
                 continue
-            if not any(_same(value, usual) for usual in cls.UNSUPPORTED[name]):
+            is_bool, usual = isinstance(value, bool), cls.UNSUPPORTED[name]  # in JSON 1.0 equals 1, but true does not
+            if not any(value == each and is_bool == isinstance(each, bool) for each in usual):
                 raise fault(name, f"{cls.WHERE}{name} is not supported yet: leave it out", UNSUPPORTED)
         tree = {name: value for name, value in tree.items() if name not in cls.UNSUPPORTED}
         for name, value in [(None, tree), *tree.items()]:
@@ -93,11 +94,6 @@ class Ruled(Strict):
         for found in self.faults():
             raise found
         return self
-
-
-def _same(value: Any, usual: Any) -> bool:
-    """Return whether the values are equal in JSON: 1.0 equals 1, but true does not."""
-    return isinstance(value, bool) == isinstance(usual, bool) and bool(value == usual)
 
 
 class SentBack(Strict):
