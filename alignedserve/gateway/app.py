@@ -111,8 +111,7 @@ def make_app(
     starter = Starter(client, text, settings, metrics, traces or Traces(), lambda: bool(app.state.draining), adapters)
     routes, described = _Routes(app, starter), document(bool(job_routes))
     app.state.dashboard = dashboard = Dashboard(client, metrics.log, routes.head, settings.stalled_client_s)
-    ends = starter.end_revoked, dashboard.end_revoked, calls.end_revoked
-    app.state.end_revoked = lambda: [end(settings.keys) for end in ends]
+    app.state.end_revoked = lambda: calls.end_revoked(settings.keys)
     unscoped = (
         ("GET", "/", routes.front),
         ("GET", "/docs", _always(html_answer, docs_page(described))),

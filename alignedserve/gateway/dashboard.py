@@ -24,10 +24,9 @@ from alignedserve.core import Slo
 from alignedserve.dashboard.page import live_page
 from alignedserve.dashboard.picture import DeploymentView, JobPicture, JobsPicture, Picture
 from alignedserve.errors import StoreError
-from alignedserve.gateway.access.keys import Caller, KeyRing, Scope
 from alignedserve.gateway.batches import counted
 from alignedserve.gateway.files import HttpRoute
-from alignedserve.gateway.http.middleware import PAGE, caller_of
+from alignedserve.gateway.http.middleware import PAGE
 from alignedserve.gateway.openai.errors import invalid, overloaded
 from alignedserve.gateway.pages import html_answer
 from alignedserve.gateway.streaming import WatchedStream
@@ -87,13 +86,6 @@ class Dashboard:
         for page in self._pages:
             page.put(None)
 
-    def end_revoked(self, keys: KeyRing) -> None:
-        """End the streams of pages whose keys count no more, or may not see the page any more: they connect again, and
-        are refused."""
-        for page in self._pages:
-            if not keys.knows(page.caller, (Scope.DASHBOARD,)):
-                page.put(None)
-
     async def page(self, _: HttpRequest) -> Response:
         return html_answer(live_page())
 
@@ -107,9 +99,10 @@ class Dashboard:
         if len(self._pages) >= MOST_PAGES:
             raise overloaded("as many live pages are open as the server serves: close one")
         self.begin()
-        http.state.says_its_end = True
+        page = _NewestPicture(slot_s)
+        http.state.end = lambda _: page.put(None)  # where its key counts no more, it connects again and is refused
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        events, kind = self._events(_NewestPicture(slot_s, caller_of(http))), "text/event-stream"
+        events, kind = self._events(page), "text/event-stream"
         return WatchedStream(events, self._stalled_page_s, media_type=kind, headers=headers)
 
     async def _events(self, page: _NewestPicture) -> AsyncGenerator[bytes, None]:
@@ -152,9 +145,9 @@ class Dashboard:
 class _NewestPicture:
     """The newest event for a page. A page that does not take an event in time gets the next one in its place."""
 
-    def __init__(self, slot_s: float, caller: Caller) -> None:
+    def __init__(self, slot_s: float) -> None:
         """`slot_s` is the length of the slots that the page asked for."""
-        self.slot_s, self.caller = slot_s, caller
+        self.slot_s = slot_s
         self._event: bytes | None = None  # None: the stream ends
         self._is_new = asyncio.Event()
 

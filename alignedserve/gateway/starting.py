@@ -7,19 +7,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 from starlette.requests import Request as HttpRequest
 
 from alignedserve.core import Adapter, Request
 from alignedserve.gateway.access.adapters import Adapters
-from alignedserve.gateway.access.keys import ANONYMOUS, Caller, KeyRing, Scope
 from alignedserve.gateway.explaining import ExplainRoutes
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.http.bodies import Bodies, BodyTurns
 from alignedserve.gateway.http.middleware import record_of, tab_of
 from alignedserve.gateway.http.records import BodyMeter
-from alignedserve.gateway.openai.errors import draining, key_revoked, no_key, no_such_model, not_ready
+from alignedserve.gateway.openai.errors import draining, no_such_model, not_ready
 from alignedserve.gateway.openai.promises import ServicePromise, make_promise
 from alignedserve.gateway.openai.reading import AnswerReader
 from alignedserve.gateway.openai.requests import Origin, make_requests, num_requests
@@ -66,7 +64,6 @@ class Starter:
         self._metrics, self._traces, self._is_draining = metrics, traces, is_draining
         self._bodies = Bodies(lambda: settings.body_limit_bytes, settings.body_limit_s)
         self._turns = BodyTurns()
-        self._open: WeakKeyDictionary[Generation, Caller] = WeakKeyDictionary()
 
     def check_ready(self) -> None:
         """Raise if no request for tokens could run now."""
@@ -141,12 +138,5 @@ class Starter:
         meter, follow = self.follow(http, promise, requests, prompt_tokens)
         readers = AnswerReader.each(body, self.text, requests)
         generation = Generation(self.client, requests, readers, meter, follow, self.settings.at_once)
-        self._open[generation], http.state.says_its_end = tab.caller, True
+        http.state.end = generation.end
         return StartedRequests(requests, promise, generation, meter, self.settings.stalled_client_s)
-
-    def end_revoked(self, keys: KeyRing) -> None:
-        """End the answers of callers whose keys count no more, or may not generate any more."""
-        for generation, caller in [*self._open.items()]:
-            if not keys.knows(caller, (Scope.GENERATE,)):
-                self._open.pop(generation, None)
-                generation.end(no_key() if caller is ANONYMOUS else key_revoked())

@@ -63,11 +63,15 @@ class OpenCalls:
             self._bound.give(caller, 1)
 
     def end_revoked(self, keys: KeyRing) -> None:
-        """Cancel the requests of callers whose keys count no more, or lack the route's scope now, but for answers that
-        say so themselves."""
-        for task, (caller, state) in self._open.items():
-            if not keys.knows(caller, state.get("scopes", ())) and not state.get("says_its_end"):
-                state["revoked"] = no_key() if caller is ANONYMOUS else key_revoked()
+        """End the requests of callers whose keys count no more, or lack the route's scope now: by what their state has
+        as `end`, which is told why, else by cancelling their tasks."""
+        for task, (caller, state) in [*self._open.items()]:
+            if "revoked" in state or keys.knows(caller, state.get("scopes", ())):
+                continue
+            state["revoked"] = no_key() if caller is ANONYMOUS else key_revoked()
+            if (end := state.get("end")) is not None:
+                end(state["revoked"])
+            else:
                 task.cancel()
 
 
