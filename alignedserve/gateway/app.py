@@ -37,7 +37,7 @@ from alignedserve.gateway.access.keys import ANONYMOUS, USUAL_SCOPES, Scope
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.dashboard import Dashboard, GatewayHead
 from alignedserve.gateway.embedding import VectorRoutes
-from alignedserve.gateway.exchanges import ChatExchange, Exchange, answer_body
+from alignedserve.gateway.exchanges import ChatExchange, answer_body
 from alignedserve.gateway.files import Answer, HttpRoute
 from alignedserve.gateway.http.error_responses import on_api_error, on_http_error
 from alignedserve.gateway.http.middleware import PAGE, OpenCalls, RequestMiddleware, caller_of, tab_of
@@ -254,10 +254,10 @@ class _Routes:
         scrapes: Scrapes = self._app.state.scrapes
         return Response(await scrapes.text(), media_type=CONTENT_TYPE_LATEST)
 
-    async def begin(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> Exchange:
+    async def begin(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> ChatExchange:
         started = await self._starter.start(http, body)
         shape = make_shape(body, started.requests, started.promise.tier, self._text)
-        return ChatExchange(started, bool(body.stream), shape)
+        return ChatExchange(started, bool(body.stream), shape.ignored, shape)
 
     async def convert(self, kind: type[TextBody], convert: _Convert[TextBody], http: HttpRequest) -> Response:
         async with self._starter.read(http, kind) as body:

@@ -11,7 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -37,15 +37,17 @@ from alignedserve.gateway.streaming import (
 from alignedserve.shell.event_loop import ENDS
 
 _log = logging.getLogger("alignedserve.gateway")
+Told = TypeVar("Told", AnswerShape, ItemAnswer)
 
 
-class Exchange(ABC):
+class Exchange(ABC, Generic[Told]):
     """An answer that is being made while its client waits for it."""
 
-    def __init__(self, started: StartedRequests, is_streamed: bool, ignored: list[str]) -> None:
-        """`ignored` are the fields of the body that are set and change nothing; a header names them."""
+    def __init__(self, started: StartedRequests, is_streamed: bool, ignored: list[str], told: Told) -> None:
+        """`ignored` are the fields of the body that are set and change nothing; a header names them. `told` makes the
+        answer of pieces."""
         self._generation, self._meter, self._stalled_s = started.generation, started.meter, started.stalled_client_s
-        self._is_streamed, self._headers = is_streamed, ignored_header(ignored)
+        self._is_streamed, self._headers, self._told = is_streamed, ignored_header(ignored), told
 
     async def answer(self, http: HttpRequest) -> Response:
         """Return the answer when its first token has come: until then a refusal is answered by an HTTP status."""
@@ -95,15 +97,11 @@ class Exchange(ABC):
         """Return the answer of all requests, when the last has ended."""
 
 
-class ChatExchange(Exchange):
+class ChatExchange(Exchange[AnswerShape]):
     _end = DONE
 
-    def __init__(self, started: StartedRequests, is_streamed: bool, shape: AnswerShape) -> None:
-        super().__init__(started, is_streamed, shape.ignored)
-        self._shape = shape
-
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        shape, meter = self._shape, self._meter
+        shape, meter = self._told, self._meter
         for opening in shape.openings():
             yield event(opening)
         chunks = Chunks(shape)
@@ -125,17 +123,13 @@ class ChatExchange(Exchange):
     async def _whole(self) -> dict[str, Any]:
         await self._generation.begin()
         async for choice, piece in self._generation.pieces():
-            for _ in self._shape.add(choice, piece):
+            for _ in self._told.add(choice, piece):
                 await asyncio.sleep(0)  # the event loop turns
             self._meter.count_write(choice)
-        return self._shape.whole()
+        return self._told.whole()
 
 
-class ToldExchange(Exchange):
-    def __init__(self, started: StartedRequests, is_streamed: bool, ignored: list[str], told: ItemAnswer) -> None:
-        super().__init__(started, is_streamed, ignored)
-        self._told = told
-
+class ToldExchange(Exchange[ItemAnswer]):
     async def _events(self) -> AsyncGenerator[bytes, None]:
         for part in _parts(self._told.begin()):
             yield part
@@ -173,7 +167,7 @@ def ignored_header(fields: list[str]) -> dict[str, str]:
 async def answer_body(
     starter: Starter,
     kind: type[Body],
-    begin: Callable[[HttpRequest, Body], Awaitable[Exchange | Response]],
+    begin: Callable[[HttpRequest, Body], Awaitable[Exchange[Any] | Response]],
     http: HttpRequest,
 ) -> Response:
     """Answer a body by what it begins. Its memory is free while its requests run."""

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.batches import MOST_LISTED, RUNNER_PATIENCE_S, USUALLY_LISTED
-from alignedserve.gateway.exchanges import Exchange, ToldExchange, answer_body, ignored_header
+from alignedserve.gateway.exchanges import ToldExchange, answer_body, ignored_header
 from alignedserve.gateway.files import HttpRoute, list_object, parse_page
 from alignedserve.gateway.http.limits import LOOK_BYTES, MOST_ROWS, LookPace
 from alignedserve.gateway.http.middleware import caller_of, record_of
@@ -102,7 +102,7 @@ class ResponseRoutes:
                 self._looks.take(owner, num_bytes // LOOK_BYTES)
         return found
 
-    async def _begin(self, http: HttpRequest, body: ResponseRequest) -> Exchange | Response:
+    async def _begin(self, http: HttpRequest, body: ResponseRequest) -> ToldExchange | Response:
         if body.background:
             return await self._begin_background(http, body)
         own, _, chat = await self._turn(http, body)

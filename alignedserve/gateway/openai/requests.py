@@ -228,7 +228,9 @@ def _prompts(body: ChatRequest | CompletionRequest, text: TextModel, max_model_l
     """Return the prompts of a body, as it has them truncated."""
     most = MOST_CONTEXTS * max_model_len if body.truncate_prompt_tokens else max_model_len
     if isinstance(body, ChatRequest):
-        prompts = [tuple(_chat_ids(text, body.shown_messages, body.rendering, max_model_len, most))]
+        prompts = [
+            tuple(_chat_ids(text, [message.shown for message in body.messages], body.rendering, max_model_len, most))
+        ]
     else:
         for prompt in body.prompts:
             if isinstance(prompt, str):

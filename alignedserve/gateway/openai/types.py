@@ -449,10 +449,6 @@ class ChatRequest(_AnyRequest):
         return 1 if self.parallel_tool_calls is False else None
 
     @property
-    def shown_messages(self) -> list[dict[str, Any]]:
-        return [message.shown for message in self.messages]
-
-    @property
     def rendering(self) -> Rendering:
         reasons = self.enable_thinking
         if reasons is None and self.reasoning_effort is not None:
