@@ -256,13 +256,19 @@ class WaitingPrompts:
         self._take_out(running)
 
     def set_promise(self, running: WorkerRequest, promise: Promise) -> None:
-        """Give a request another promise, and a waiting prompt the place of that promise."""
-        waits = running in self._all
-        if waits:
-            self.remove(running)
+        """Give a request another promise. A prompt that waits here keeps its place among those of its class."""
+        tokens = self._all.get(running)
+        if tokens is None:
+            running.promise = promise
+            return
+        self._count(running, -tokens)
+        del self._alone(running)[running]
         running.promise = promise
-        if waits:
-            self.add(running)
+        self._count(running, tokens)
+        self._alone(running)[running] = None
+        if running in self._again:
+            self._alone(running).move_to_end(running, last=False)
+        self.refile(running)
 
     def refile(self, running: WorkerRequest) -> None:
         """File a prompt that waits here again: something that the order depends on has changed."""

@@ -9,7 +9,7 @@ import pytest
 
 from alignedserve.core import NO_KV, ServiceClass
 from alignedserve.protocol.page_names import chained_hashes
-from alignedserve.scheduling.dues import promise
+from alignedserve.scheduling.dues import TokenPromise, Yielding, promise
 from alignedserve.scheduling.policy import Policy, SchedulerName
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.step.blocks import NamedBlocks
@@ -84,3 +84,23 @@ def test_a_caller_waits_for_nothing_once_its_chats_have_seats() -> None:
     assert [*waiting.callers] == [first.request.caller]
     waiting.remove(second)
     assert not waiting.callers
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_prompt_keeps_its_place_while_its_promise_changes(number: int) -> None:
+    """A request that had been put back was served after all others of its key once it had yielded to another key."""
+    waiting, prompts = WaitingPrompts(BY_ARRIVAL), [chat(name, 0.8) for name in ("put back", "first", "second")]
+    for prompt in prompts[1:]:
+        waiting.add(prompt)
+    waiting.add_first(prompts[0])
+    kept, was_first = prompts[number].promise, waiting.come_first
+    assert isinstance(kept, TokenPromise)
+    for new in (Yielding(kept), kept):
+        waiting.set_promise(prompts[number], new)
+        assert prompts[number].promise is new
+        assert [*waiting] == prompts
+        assert [running for _, running in waiting.in_order(NOW, TIMES.most_s)] == prompts
+        assert waiting.come_first is was_first
+        num_rt = sum(prompt.promise.is_rt for prompt in prompts)
+        assert (len(waiting.real_time), len(waiting.best_effort)) == (num_rt, 3 - num_rt)
+    assert (number > 0) or [*waiting.real_time] == prompts
