@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 from alignedserve.architectures.folding import LayerFold, fold_of
@@ -233,27 +235,48 @@ def stored_dtype(given: Given, *parts: Given) -> str:
     return str(dtype)
 
 
-def common(given: Given) -> dict[str, Any]:
-    """Return the fields that all families of our own modules name alike."""
-    dtype = stored_dtype(given)
+_KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "max_positions": "max_position_embeddings",
+}
+
+
+def common(
+    given: Given, text: Given | None = None, usual: Mapping[str, int] = MappingProxyType({}), **keys: str
+) -> dict[str, Any]:
+    """Return the fields that all families of our own modules have, of a file with other parts those of its `text`.
+
+    `usual` has the sizes of missing keys. `keys` has the keys of fields that the family names otherwise."""
+    text = text or given
     return {
-        "vocab_size": given.whole("vocab_size"),
-        "hidden_size": given.whole("hidden_size"),
-        "num_layers": given.whole("num_hidden_layers"),
-        "num_heads": given.whole("num_attention_heads"),
-        "max_positions": given.whole("max_position_embeddings"),
-        "dtype": dtype,
-        "stored": stored_form(given),
-        "eos_tokens": given.token_ids("eos_token_id"),
+        **{field: text.whole(key, usual.get(key)) for field, key in (_KEYS | keys).items()},
+        "dtype": stored_dtype(given, text),
+        "stored": stored_form(given, text),
+        "eos_tokens": given.token_ids("eos_token_id") or text.token_ids("eos_token_id"),
     }
 
 
-def whole_head(given: Given) -> int:
-    """Return the size of a head where heads divide the hidden size."""
-    hidden, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
+def whole_head(given: Given, hidden: int, heads: int, key: str = "num_attention_heads") -> int:
+    """Return the size of a head where heads, which `key` counts, divide the hidden size."""
     if hidden % heads:
-        raise given.wrong("num_attention_heads", f"a divisor of hidden_size {hidden}", heads)
+        raise given.wrong(key, f"a divisor of the hidden size {hidden}", heads)
     return hidden // heads
+
+
+def heads_of_k(given: Given, heads: int, usual: int) -> int:
+    """Return how many heads of K there are, each for as many of the query; `usual` where the file says nothing."""
+    found = given.whole("num_key_value_heads", usual)
+    if heads % found:
+        raise given.wrong("num_key_value_heads", f"a divisor of num_attention_heads {heads}", found)
+    return found
+
+
+def check_silu(given: Given) -> None:
+    if activation(given, "hidden_act", "silu") is not Activation.SILU:
+        raise given.unsupported(f"hidden_act {given.get('hidden_act')}")
 
 
 def activation(given: Given, key: str, default: str) -> Activation:

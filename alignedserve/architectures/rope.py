@@ -92,11 +92,19 @@ def _kind(given: Given, rope: Given) -> str:
     return _LONG if kind in names else kind
 
 
-def read_rope(given: Given, rope: Given, theta: float, head_dim: int, share: float, is_short: bool = False) -> Rope:
+def read_rope(
+    given: Given, rope: Given, theta: float, head_dim: int, share: float | None = None, is_short: bool = False
+) -> Rope:
     """Read the rotary positions; `theta` and `share` (of a head's numbers that turn) hold where `rope` has none.
 
-    `is_short`: no request is longer than `positions_of_short`."""
-    theta = rope.number("rope_theta", theta)
+    Without `share` all must turn. `is_short`: no request is longer than `positions_of_short`."""
+    found = _read_rope(given, rope, rope.number("rope_theta", theta), head_dim, share or 1.0, is_short)
+    if share is None and (found.dim != head_dim or head_dim % 2):
+        raise given.unsupported(f"rotation of {found.dim} of a head's {head_dim} numbers (partial_rotary_factor)")
+    return found
+
+
+def _read_rope(given: Given, rope: Given, theta: float, head_dim: int, share: float, is_short: bool) -> Rope:
     share = rope.number("partial_rotary_factor", share)
     dim = int(head_dim * share)
     kind = _kind(given, rope)

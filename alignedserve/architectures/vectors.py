@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from alignedserve.architectures.config import ModelConfig, stored_dtype
+from alignedserve.architectures.config import ModelConfig, stored_dtype, whole_head
 from alignedserve.architectures.given import Given, read_json
 from alignedserve.errors import ModelError, UnsupportedModel
 
@@ -66,8 +66,6 @@ def read_encoder(given: Given, architecture: str) -> EncoderConfig:
         raise UnsupportedModel(f"{given.folder}: relative positions of {architecture} are not supported")
     family = next(name for name in FAMILIES if architecture in {f"{name}{kind}" for kind in _ENDINGS})
     hidden, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
-    if hidden % heads:
-        raise given.wrong("num_attention_heads", f"a divisor of hidden_size {hidden}", heads)
     pad = given.get("pad_token_id", 1)
     first = pad + 1 if FAMILIES[family] and type(pad) is int else 0
     return EncoderConfig(
@@ -80,7 +78,7 @@ def read_encoder(given: Given, architecture: str) -> EncoderConfig:
         num_layers=1,  # that the device cache has
         num_heads=heads,
         num_kv_heads=heads,
-        head_dim=hidden // heads,
+        head_dim=whole_head(given, hidden, heads),
         max_positions=given.whole("max_position_embeddings") - first,
         dtype=stored_dtype(given),
         eos_tokens=frozenset(),

@@ -11,10 +11,9 @@ from enum import Enum
 from math import ceil, frexp, ldexp, log2
 from typing import Any
 
-from alignedserve.architectures.config import Activation, OurConfig, activation, stored_dtype
+from alignedserve.architectures.config import Activation, OurConfig, activation, common, whole_head
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.rope import THETA, Rope, read_rope, rope_section
-from alignedserve.architectures.stored_form import stored_form
 
 _BF16_BITS = 8  # bits of a number; the first is not stored
 
@@ -101,21 +100,25 @@ _MPT = BloomNames(
 )
 
 
+_MPT_KEYS = {"hidden_size": "d_model", "num_layers": "n_layers", "num_heads": "n_heads", "max_positions": "max_seq_len"}
+_POSITIONS = dict.fromkeys(("seq_length", "max_position_embeddings", "max_seq_len"), 2048)
+
+
 def read_bloom(given: Given) -> BloomConfig:
-    heads = given.whole("n_head" if given.has("n_head") else "num_attention_heads")
     known = _common(
         given,
-        hidden=given.whole("n_embed" if given.get("n_embed") else "hidden_size"),
-        layers=given.whole("n_layer" if given.has("n_layer") else "num_hidden_layers"),
-        heads=heads,
+        hidden_size="n_embed" if given.get("n_embed") else "hidden_size",
+        num_layers="n_layer" if given.has("n_layer") else "num_hidden_layers",
+        num_heads="n_head" if given.has("n_head") else "num_attention_heads",
+        max_positions="seq_length",  # of its training: nothing else depends on it
     )
+    heads = known["num_heads"]
     return BloomConfig(
         **known,
         names=_BLOOM,
         order=LayerOrder.NORMS_STAY if given.flag("apply_residual_connection_post_layernorm") else LayerOrder.SERIAL,
         num_kv_heads=heads,
         intermediate_size=4 * known["hidden_size"],
-        max_positions=given.whole("seq_length", 2048),  # of its training: nothing else depends on it
         bias=True,
         activation=Activation.GELU_TANH,
         slopes=_slopes(heads),
@@ -124,9 +127,9 @@ def read_bloom(given: Given) -> BloomConfig:
 
 
 def read_falcon(given: Given) -> BloomConfig:
-    heads = given.whole("num_attention_heads")
-    known = _common(given, given.whole("hidden_size"), given.whole("num_hidden_layers"), heads)
-    order, kv_heads = _falcon_order(given), heads
+    known = _common(given)
+    heads = kv_heads = known["num_heads"]
+    order = _falcon_order(given)
     if given.flag("new_decoder_architecture"):
         kv_heads = given.whole("num_kv_heads", heads)
     elif given.flag("multi_query", True):
@@ -137,16 +140,13 @@ def read_falcon(given: Given) -> BloomConfig:
     if given.flag("alibi"):
         slopes = tuple(_in_bf16(slope) * known["head_dim"] ** -0.5 for slope in _slopes(heads))
     else:
-        rope = read_rope(given, rope_section(given), given.number("rope_theta", THETA), known["head_dim"], 1.0)
-        if rope.dim != known["head_dim"] or rope.dim % 2:
-            raise given.unsupported(f"rotation of {rope.dim} of a head's {known['head_dim']} numbers")
+        rope = read_rope(given, rope_section(given), given.number("rope_theta", THETA), known["head_dim"])
     return BloomConfig(
         **known,
         names=_FALCON_40B if order is LayerOrder.TWO_NORMS else _BLOOM,
         order=order,
         num_kv_heads=kv_heads,
         intermediate_size=given.whole("ffn_hidden_size", 4 * known["hidden_size"]),
-        max_positions=given.whole("max_position_embeddings", 2048),
         bias=given.flag("bias"),
         activation=activation(given, "activation", "gelu"),
         rope=rope,
@@ -167,22 +167,20 @@ def _falcon_order(given: Given) -> LayerOrder:
 
 
 def read_mpt(given: Given) -> BloomConfig:
-    attention, heads = given.section("attn_config"), given.whole("n_heads")
-    known = _common(given, given.whole("d_model"), given.whole("n_layers"), heads)
+    attention, known = given.section("attn_config"), _common(given, **_MPT_KEYS)
     _check_mpt(given, attention)
     scale = attention.get("softmax_scale")
     return BloomConfig(
         **known,
         names=_MPT,
         order=LayerOrder.SERIAL,
-        num_kv_heads=heads,
+        num_kv_heads=known["num_heads"],
         intermediate_size=4 * known["hidden_size"],
-        max_positions=given.whole("max_seq_len", 2048),
         scales=() if scale is None else (attention.number("softmax_scale"),) * known["num_layers"],
         bias=False,
         norm_bias=False,
         activation=Activation.GELU,
-        slopes=_mpt_slopes(heads, attention.number("alibi_bias_max", 8)),
+        slopes=_mpt_slopes(known["num_heads"], attention.number("alibi_bias_max", 8)),
         is_by_head=False,
         clip=None if attention.get("clip_qkv") is None else attention.number("clip_qkv"),
     )
@@ -202,18 +200,12 @@ def _check_mpt(given: Given, attention: Given) -> None:
             raise given.unsupported(f"{key} {section.get(key)} of MPT")
 
 
-def _common(given: Given, hidden: int, layers: int, heads: int) -> dict[str, Any]:
-    if hidden % heads:
-        raise given.wrong("the number of heads", f"a divisor of the hidden size {hidden}", heads)
-    return {
-        "vocab_size": given.whole("vocab_size"),
-        "hidden_size": hidden,
-        "num_layers": layers,
-        "num_heads": heads,
-        "head_dim": hidden // heads,
-        "dtype": stored_dtype(given),
-        "stored": stored_form(given),
-        "eos_tokens": given.token_ids("eos_token_id"),
+def _common(given: Given, **keys: str) -> dict[str, Any]:
+    known = common(given, usual=_POSITIONS, **keys)
+    return known | {
+        "head_dim": whole_head(
+            given, known["hidden_size"], known["num_heads"], keys.get("num_heads", "num_attention_heads")
+        ),
         "norm_eps": given.number("layer_norm_epsilon", 1e-5),
         "tied_embeddings": given.flag("tie_word_embeddings", True),
     }

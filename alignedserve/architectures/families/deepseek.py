@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log
 
-from alignedserve.architectures.config import Activation, activation, common
+from alignedserve.architectures.config import check_silu, common
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.rope import THETA, Rope, read_rope, rope_section
 from alignedserve.architectures.routing import MixtureConfig, Routing, Scores
@@ -95,11 +95,7 @@ def _read(given: Given, scores: Scores | None, is_interleaved: bool = True) -> D
     for key, size in (("kv_lora_rank", kv_rank), ("qk_rope_head_dim", turned)):
         if size % 2:
             raise given.wrong(key, "even", size)
-    if activation(given, "hidden_act", "silu") is not Activation.SILU:
-        raise given.unsupported(f"hidden_act {given.get('hidden_act')}")
-    rope = read_rope(given, section, given.number("rope_theta", THETA), turned, 1.0)
-    if rope.dim != turned:
-        raise given.unsupported(f"partial_rotary_factor {section.get('partial_rotary_factor')}")
+    check_silu(given)
     inner = given.whole("intermediate_size")
     expert = given.whole("moe_intermediate_size") if scores else 0
     return DeepseekConfig(
@@ -109,7 +105,7 @@ def _read(given: Given, scores: Scores | None, is_interleaved: bool = True) -> D
         scales=(_scale(section, plain + turned),) * known["num_layers"],
         intermediate_size=inner,
         norm_eps=given.number("rms_norm_eps", 1e-6),
-        rope=rope,
+        rope=read_rope(given, section, given.number("rope_theta", THETA), turned),
         is_interleaved=is_interleaved,
         query_rank=None if given.get("q_lora_rank") is None else given.whole("q_lora_rank"),
         kv_rank=kv_rank,

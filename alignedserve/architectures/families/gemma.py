@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from alignedserve.architectures.config import activation, stored_dtype
+from alignedserve.architectures.config import activation, common, heads_of_k
 from alignedserve.architectures.families.llama import LAYER_TYPES, LayerNames, LlamaConfig, by_type
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.rope import THETA, Rope, read_rope, rope_section
-from alignedserve.architectures.stored_form import stored_form
 
 _GLOBAL_THETA = 1_000_000.0
 _FULL, _SLIDING = LAYER_TYPES
@@ -94,27 +93,18 @@ def _read_gemma3(given: Given, text: Given, prefix: str) -> LlamaConfig:
 def _read(given: Given, text: Given, usual: Mapping[str, int], activation_key: str, **special: Any) -> LlamaConfig:
     if text.get("use_bidirectional_attention"):
         raise given.unsupported("use_bidirectional_attention")
-    sizes = {key: text.whole(key, size) for key, size in usual.items()}
-    heads, kv_heads, bias = sizes["num_attention_heads"], sizes["num_key_value_heads"], text.flag("attention_bias")
-    if heads % kv_heads:
-        raise text.wrong("num_key_value_heads", f"a divisor of num_attention_heads {heads}", kv_heads)
+    known, bias = common(given, text, usual), text.flag("attention_bias")
+    known["eos_tokens"] = known["eos_tokens"] or frozenset({1})
     return LlamaConfig(
-        vocab_size=sizes["vocab_size"],
-        hidden_size=sizes["hidden_size"],
-        intermediate_size=sizes["intermediate_size"],
-        num_layers=sizes["num_hidden_layers"],
-        num_heads=heads,
-        num_kv_heads=kv_heads,
+        **known,
+        intermediate_size=text.whole("intermediate_size", usual["intermediate_size"]),
+        num_kv_heads=heads_of_k(text, known["num_heads"], usual["num_key_value_heads"]),
         head_dim=_head_dim(text),
-        max_positions=sizes["max_position_embeddings"],
-        dtype=stored_dtype(given, text),
-        stored=stored_form(given, text),
-        eos_tokens=given.token_ids("eos_token_id") or text.token_ids("eos_token_id") or frozenset({1}),
         tied_embeddings=text.flag("tie_word_embeddings", True),
         norm_eps=text.number("rms_norm_eps", 1e-6),
         norms_lack_one=True,
         activation=activation(text, activation_key, "gelu_pytorch_tanh"),
-        embedding_factor=sizes["hidden_size"] ** 0.5,
+        embedding_factor=known["hidden_size"] ** 0.5,
         qkv_bias=bias,
         out_bias=bias,
         **special,
@@ -126,11 +116,7 @@ def _head_dim(text: Given) -> int:
 
 
 def _rope(text: Given, section: Given, theta: float) -> Rope:
-    head_dim = _head_dim(text)
-    rope = read_rope(text, section, theta, head_dim, 1.0)
-    if rope.dim != head_dim or head_dim % 2:
-        raise text.unsupported(f"rotation of {rope.dim} of a head's {head_dim} numbers")
-    return rope
+    return read_rope(text, section, theta, _head_dim(text))
 
 
 def _windows(text: Given, every: int) -> tuple[int | None, ...]:

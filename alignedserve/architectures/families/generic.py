@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alignedserve.architectures.config import ModelConfig, stored_dtype
+from alignedserve.architectures.config import ModelConfig, stored_dtype, whole_head
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.rope import positions_of_short
 from alignedserve.architectures.stored_form import stored_form
@@ -128,9 +128,7 @@ def _kv_heads(text: Given, heads: int) -> int:
 def _head_dim(text: Given, hidden: int, heads: int) -> int:
     if text.get("head_dim") is not None:
         return text.whole("head_dim")
-    if hidden % heads:
-        raise text.wrong(_key(text, _HEADS), f"a divisor of {_key(text, _HIDDEN)} {hidden}", heads)
-    return hidden // heads
+    return whole_head(text, hidden, heads, _key(text, _HEADS))
 
 
 def _key(given: Given, keys: Sequence[str]) -> str:

@@ -22,7 +22,8 @@ _NAMES = BloomNames(
 
 
 def read_gpt_neox(given: Given) -> BloomConfig:
-    known, head_dim = common(given), whole_head(given)
+    known = common(given)
+    head_dim = whole_head(given, known["hidden_size"], known["num_heads"])
     theta, share = given.number("rotary_emb_base", THETA), given.number("rotary_pct", 0.25)
     rope = read_rope(given, rope_section(given), theta, head_dim, share)
     if not 0 < rope.dim + rope.dim % 2 <= head_dim:  # numbers turn in pairs

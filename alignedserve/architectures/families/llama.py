@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alignedserve.architectures.config import Activation, activation, common
+from alignedserve.architectures.config import Activation, check_silu, common, heads_of_k
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.rope import THETA, Rope, positions_of_short, read_rope, rope_section
 from alignedserve.architectures.routing import MixtureConfig
@@ -144,17 +144,14 @@ def read_family(
     known, rope = common(given), rope_section(given)
     heads = known["num_heads"]
     share = known["hidden_size"] // heads
-    kv_heads = given.whole("num_key_value_heads", heads if given.has("num_key_value_heads") else kv_heads or heads)
+    kv_heads = heads_of_k(given, heads, heads if given.has("num_key_value_heads") else kv_heads or heads)
     head_dim = given.whole("head_dim", share if given.has("head_dim") else head_dim or share)
-    if heads % kv_heads:
-        raise given.wrong("num_key_value_heads", f"a divisor of num_attention_heads {heads}", kv_heads)
     if head_dim % 2:
         raise given.wrong("head_dim", "even", head_dim)
-    if activation(given, "hidden_act", "silu") is not Activation.SILU:
-        raise given.unsupported(f"hidden_act {given.get('hidden_act')}")
-    turned = read_rope(given, rope, given.number("rope_theta", THETA), head_dim, turned_share or 1.0, is_short=True)
+    check_silu(given)
+    turned = read_rope(given, rope, given.number("rope_theta", THETA), head_dim, turned_share, is_short=True)
     known["max_positions"] = min([known["max_positions"], *positions_of_short(given)])
-    if turned.dim % 2 or (turned_share is None and turned.dim != head_dim):
+    if turned.dim % 2:
         raise given.unsupported(f"partial_rotary_factor {rope.get('partial_rotary_factor')}")
     return LlamaConfig(
         **known,

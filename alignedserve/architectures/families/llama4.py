@@ -6,12 +6,11 @@ multiplied with a factor above one, so that attention stays as sharp among more 
 
 from __future__ import annotations
 
-from alignedserve.architectures.config import Activation, activation, stored_dtype
+from alignedserve.architectures.config import check_silu, common, heads_of_k
 from alignedserve.architectures.families.llama import LayerNames, LlamaConfig, Temperature
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.rope import read_rope, rope_section
 from alignedserve.architectures.routing import ExpertNames, Routing, Scores, Stack
-from alignedserve.architectures.stored_form import stored_form
 
 _THETA = 500_000.0
 _KINDS = ("chunked_attention", "full_attention")
@@ -31,31 +30,17 @@ def read_llama4_with_images(given: Given) -> LlamaConfig:
 
 
 def _read(given: Given, text: Given, prefix: str) -> LlamaConfig:
-    layers, heads = text.whole("num_hidden_layers"), text.whole("num_attention_heads")
-    kv_heads = text.whole("num_key_value_heads", heads if text.has("num_key_value_heads") else 8)
-    head_dim = text.whole("head_dim", 128)
-    if heads % kv_heads:
-        raise text.wrong("num_key_value_heads", f"a divisor of num_attention_heads {heads}", kv_heads)
-    if activation(text, "hidden_act", "silu") is not Activation.SILU:
-        raise text.unsupported(f"hidden_act {text.get('hidden_act')}")
-    rope = read_rope(text, rope_section(text), text.number("rope_theta", _THETA), head_dim, 1.0)
-    if rope.dim != head_dim or head_dim % 2:
-        raise text.unsupported(f"rotation of {rope.dim} of a head's {head_dim} numbers")
+    known, head_dim = common(given, text), text.whole("head_dim", 128)
+    layers, heads = known["num_layers"], known["num_heads"]
+    check_silu(text)
     turns, expert, bias = _turns(text, layers), text.whole("intermediate_size", 8192), text.flag("attention_bias")
     return LlamaConfig(
         prefix=f"{prefix}model",
         head=f"{prefix}lm_head",
         names=_NAMES,
-        vocab_size=text.whole("vocab_size"),
-        hidden_size=text.whole("hidden_size"),
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
+        **known,
+        num_kv_heads=heads_of_k(text, heads, heads if text.has("num_key_value_heads") else 8),
         head_dim=head_dim,
-        max_positions=text.whole("max_position_embeddings"),
-        dtype=stored_dtype(given, text),
-        stored=stored_form(given, text),
-        eos_tokens=given.token_ids("eos_token_id") or text.token_ids("eos_token_id"),
         tied_embeddings=text.flag("tie_word_embeddings"),
         stretches=_stretches(text, turns),
         intermediate_size=text.whole("intermediate_size_mlp", 16_384),
@@ -63,7 +48,7 @@ def _read(given: Given, text: Given, prefix: str) -> LlamaConfig:
         shared_size=expert,
         routing=_routing(text, layers),
         norm_eps=text.number("rms_norm_eps", 1e-5),
-        rope=rope,
+        rope=read_rope(text, rope_section(text), text.number("rope_theta", _THETA), head_dim),
         turns_neighbours=True,
         still=frozenset(layer for layer, turned in enumerate(turns) if not turned),
         are_turned_of_one=text.flag("use_qk_norm", True),

@@ -23,7 +23,8 @@ _NAMES = BloomNames(
 
 
 def read_opt(given: Given) -> BloomConfig:
-    known, head_dim = common(given), whole_head(given)
+    known = common(given)
+    head_dim = whole_head(given, known["hidden_size"], known["num_heads"])
     norm_first = given.flag("do_layer_norm_before", True)
     return BloomConfig(
         **known,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from alignedserve.architectures.config import ModelConfig, activation, common, whole_head
+from alignedserve.architectures.config import ModelConfig, activation, common, heads_of_k, whole_head
 from alignedserve.architectures.families.bloom import BloomConfig, BloomNames, LayerOrder
 from alignedserve.architectures.families.generic import read_generic
 from alignedserve.architectures.families.llama import LayerNames, LlamaConfig, read_family
@@ -34,11 +34,8 @@ def read_phi3(given: Given) -> LlamaConfig:
 def read_phi(given: Given) -> ModelConfig:
     if given.flag("qk_layernorm") or given.flag("tie_word_embeddings"):  # of no model that was published
         return read_generic(given, "PhiForCausalLM")
-    known, head_dim = common(given), whole_head(given)
-    heads = known["num_heads"]
-    kv_heads = given.whole("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise given.wrong("num_key_value_heads", f"a divisor of num_attention_heads {heads}", kv_heads)
+    known = common(given)
+    head_dim = whole_head(given, known["hidden_size"], known["num_heads"])
     share, theta = given.number("partial_rotary_factor", 0.5), given.number("rope_theta", THETA)
     rope = read_rope(given, rope_section(given), theta, head_dim, share)
     if rope.dim % 2:
@@ -47,7 +44,7 @@ def read_phi(given: Given) -> ModelConfig:
         **known,
         names=_NAMES,
         order=LayerOrder.BESIDE,
-        num_kv_heads=kv_heads,
+        num_kv_heads=heads_of_k(given, known["num_heads"], known["num_heads"]),
         head_dim=head_dim,
         intermediate_size=given.whole("intermediate_size"),
         norm_eps=given.number("layer_norm_eps", 1e-5),
