@@ -28,15 +28,17 @@ from alignedserve.engine.models.bert import BertLayers, has_our_layers
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.transformers_layers import OurLinear
 from alignedserve.engine.models.transformers_model import (
+    CLOSE,
     EAGER,
-    MEMBER,
     PAGED,
     Call,
     Calls,
     FoundStates,
+    off_by,
     one_line,
     quiet,
     register,
+    standing_in,
 )
 from alignedserve.errors import ModelError, UnsupportedModel
 from alignedserve.kernels.common.linear import Linear
@@ -46,8 +48,6 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels
 log = logging.getLogger("alignedserve.engine")
 
 _CHECKED = (9, 5)  # tokens of two texts
-# How far states may be off, relative to the spread of a token's states.
-_CLOSE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
 _CLOSE_QUANTISED = {Quantization.INT8: 0.2, Quantization.INT4: 0.8}
 
 
@@ -73,9 +73,7 @@ class Encoder:
         self._layers: BertLayers | None = None
         self._model = model.base_model
         self._device = next(model.parameters()).device
-        self._calls = Calls()
-        for module in model.modules():
-            setattr(module, MEMBER, self._calls)
+        self._calls = Calls(model)
         self._pooler = getattr(self._model, "pooler", None)
         if self._pooler is not None:
             self._model.pooler = None  # it is run for the tokens that count alone
@@ -128,14 +126,10 @@ class Encoder:
 
     def _scored(self, states: Tensor) -> Tensor:
         """Return the numbers of texts by the state of each that counts: the head sees texts of one token."""
-        prefix, dtype = self._whole.base_model_prefix, next(self._whole.parameters()).dtype
-        stand_in = FoundStates(states.to(dtype)[:, None], self._pooler)
-        setattr(self._whole, prefix, stand_in)
-        try:
-            tokens = torch.zeros(len(states), 1, dtype=torch.long, device=states.device)
+        dtype = next(self._whole.parameters()).dtype
+        tokens = torch.zeros(len(states), 1, dtype=torch.long, device=states.device)
+        with standing_in(self._whole, FoundStates(states.to(dtype)[:, None], self._pooler)):
             logits: Tensor = self._whole(input_ids=tokens).logits
-        finally:
-            setattr(self._whole, prefix, self._model)
         return logits.float()
 
     def attend_by(self, name: str) -> None:
@@ -227,10 +221,9 @@ def _compare(
     folder: Path, ours: Sequence[Tensor], plain: Sequence[Tensor], config: EncoderConfig, loader: Loader
 ) -> None:
     is_exact = loader.dtype is torch.float32 and loader.quantization is Quantization.NONE
-    close = max(_CLOSE[loader.dtype], _CLOSE_QUANTISED.get(loader.quantization, 0))
+    close = max(CLOSE[loader.dtype], _CLOSE_QUANTISED.get(loader.quantization, 0))
     for found, reference in zip(ours, plain, strict=True):
-        errors = (found.float() - reference.float()).square().mean(-1).sqrt() / reference.float().std(-1)
-        off = float(errors.max() if is_exact else errors.median())
+        off = off_by(found, reference, is_exact)
         if not off <= close:
             raise UnsupportedModel(
                 f"{folder}: {config.architecture} is not supported: with our attention, states are off by {off:.1g} of"

@@ -27,15 +27,16 @@ from alignedserve.architectures.families.generic import GenericConfig
 from alignedserve.engine.models.attention import attention_of
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.transformers_model import (
+    CLOSE,
     PAGED,
     PROBE,
     Call,
-    HfNetwork,
     Place,
     TransformersModel,
+    off_by,
     one_line,
     quiet,
-    read_network,
+    read_model,
     register,
 )
 from alignedserve.errors import UnsupportedModel
@@ -48,9 +49,6 @@ log = logging.getLogger("alignedserve.engine")
 
 PROMPT, CHUNK, OTHER = 9, 4, 6  # tokens of a prompt, of the first chunk, of another prompt beside the second chunk
 _BLOCK_SIZE = 4
-# How far our logits may be off, relative to the spread of a token's logits. In half precision rounding errors add up
-# over the layers, and may send a token to another expert: then the median over all tokens counts.
-_CLOSE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
 # Options that layers pass on and that ask nothing of attention. (The window is read from the mask.)
 _HARMLESS = {"position_ids", "position_embeddings", "use_cache", "cache_position", "sliding_window", "layer_idx"}
 # Options that our attention has: sinks of each head, and the cap of scores.
@@ -65,43 +63,34 @@ def load_transformers(folder: Path, config: GenericConfig, loader: Loader) -> tu
     """Return the configuration completed from the model's layers, and the model."""
     register(folder, config.architecture)
     with quiet():
-        network = read_network(folder, config, loader)
-        return _checked(folder, network, config, loader.dtype, loader.kernels)
-
-
-def _checked(
-    folder: Path, network: HfNetwork, config: GenericConfig, dtype: torch.dtype, kernels: Kernels
-) -> tuple[GenericConfig, TransformersModel]:
-    began = time.perf_counter()
-    with one_line(folder, f"{network.kind} cannot run with our attention"):
-        found, layers = _probed(folder, network, config)
-        model = TransformersModel(network, layers, dtype)
-        _compare(folder, network, model, found, dtype, kernels)
-    log.info("%s: all %d layers checked in %.1f s", network.kind, len(layers), time.perf_counter() - began)
+        model, began = read_model(folder, config, loader), time.perf_counter()
+        with one_line(folder, f"{model.kind} cannot run with our attention"):
+            found = _probed(folder, model, config)
+            _compare(folder, model, found, loader.dtype, loader.kernels)
+        log.info("%s: all %d layers checked in %.1f s", model.kind, len(model.layers), time.perf_counter() - began)
     return found, model
 
 
-def _probed(
-    folder: Path, network: HfNetwork, config: GenericConfig
-) -> tuple[GenericConfig, dict[torch.nn.Module, Place]]:
-    network.attend_by(PROBE)
-    probe = _Probe(folder, network, config)
-    positions = torch.arange(PROMPT, device=network.device)
-    logits = network.run(_prompt(config).to(network.device), positions, None, probe.answer)
-    if len(probe.layers) != config.num_layers:
-        called = f"{len(probe.layers)} of {config.num_layers} layers call the AttentionInterface of transformers"
-        raise UnsupportedModel(f"{folder}: {network.kind} is not supported: {called}")
+def _probed(folder: Path, model: TransformersModel, config: GenericConfig) -> GenericConfig:
+    """Find the layers of a model, and return the configuration with what they tell."""
+    model.attend_by(PROBE)
+    probe = _Probe(folder, model, config)
+    positions = torch.arange(PROMPT, device=model.device)
+    logits = model.answered(_prompt(config).to(model.device), positions, None, probe.answer)
+    if len(model.layers) != config.num_layers:
+        called = f"{len(model.layers)} of {config.num_layers} layers call the AttentionInterface of transformers"
+        raise UnsupportedModel(f"{folder}: {model.kind} is not supported: {called}")
     if logits.shape[-1] != config.vocab_size:
         known = f"it has logits for {logits.shape[-1]} tokens, config.json names {config.vocab_size}"
-        raise UnsupportedModel(f"{folder}: {network.kind} is not supported: {known}")
-    scorings = [place.scoring for place in probe.layers.values()]
+        raise UnsupportedModel(f"{folder}: {model.kind} is not supported: {known}")
+    scorings = [place.scoring for place in model.layers.values()]
     windows, scales = (tuple(each.window for each in scorings), tuple(each.scale for each in scorings))
     narrow = [window for window in config.windows if window is not None]
     if narrow and any(map(_reads_more, windows, config.windows)):
         read = f"a layer reads more than the last {narrow[0]} tokens, which config.json's sliding_window names"
-        raise UnsupportedModel(f"{folder}: {network.kind} is not supported: {read}: set it to null")
+        raise UnsupportedModel(f"{folder}: {model.kind} is not supported: {read}: set it to null")
     # What config.json names stays: workers plan by it, and a layer that reads less loses nothing.
-    return replace(config, windows=config.windows or windows, scales=scales), probe.layers
+    return replace(config, windows=config.windows or windows, scales=scales)
 
 
 def _reads_more(found: int | None, named: int | None) -> bool:
@@ -111,18 +100,17 @@ def _reads_more(found: int | None, named: int | None) -> bool:
 class _Probe:
     """Inspects every layer's call, and answers it with attention of torch."""
 
-    def __init__(self, folder: Path, network: HfNetwork, config: GenericConfig) -> None:
-        self._folder, self._network, self._config = folder, network, config
+    def __init__(self, folder: Path, model: TransformersModel, config: GenericConfig) -> None:
+        self._folder, self._model, self._config = folder, model, config
         self._windows_of: dict[Rule, int | None] = {}
-        self.layers: dict[torch.nn.Module, Place] = {}
 
     def answer(self, call: Call) -> Tensor:
         why = self._why_not(call)
         if why is not None:
-            layer = f"layer {len(self.layers)} ({self._network.name_of(call.module)})"
-            raise UnsupportedModel(f"{self._folder}: {self._network.kind} is not supported: {layer} {why}")
+            layer = f"layer {len(self._model.layers)} ({self._model.name_of(call.module)})"
+            raise UnsupportedModel(f"{self._folder}: {self._model.kind} is not supported: {layer} {why}")
         scoring = _scoring(call, self._window(call.mask.rule))
-        self.layers[call.module] = Place(len(self.layers), scoring)
+        self._model.layers[call.module] = Place(len(self._model.layers), scoring)
         query, key, value = (x[0].transpose(0, 1) for x in (call.query, call.key, call.value))
         return attend_to(query, key, value, scoring)[None]
 
@@ -132,7 +120,7 @@ class _Probe:
         asked = [name for name, value in call.options.items() if name not in _KNOWN and not _is_unset(value)]
         rule = getattr(call.mask, "rule", None)
         reasons = {
-            "attends twice in a pass": call.module in self.layers,
+            "attends twice in a pass": call.module in self._model.layers,
             f"has K of {_shape(call.key)} and V of {_shape(call.value)}": call.key.shape != call.value.shape,
             f"has K of {_shape(call.key)}, config.json says {wanted[1]} x {wanted[3]} for each token": call.key.shape
             != wanted,
@@ -190,26 +178,21 @@ def _prompt(config: GenericConfig) -> Tensor:
 
 
 def _compare(
-    folder: Path,
-    network: HfNetwork,
-    model: TransformersModel,
-    config: GenericConfig,
-    dtype: torch.dtype,
-    kernels: Kernels,
+    folder: Path, model: TransformersModel, config: GenericConfig, dtype: torch.dtype, kernels: Kernels
 ) -> None:
-    prompt = _prompt(config).to(network.device)
-    plain = network.run_plainly(prompt)
-    network.attend_by(PAGED)
+    prompt = _prompt(config).to(model.device)
+    plain = model.run_plainly(prompt)
+    model.attend_by(PAGED)
     first, second, other = _in_two_steps(model, prompt, config, dtype, kernels)
     for what, ours, reference in (
         ("a prompt", first, plain[:CHUNK]),
         ("a prompt's second chunk", second, plain[CHUNK:]),
         ("a prompt beside another", other, plain[:OTHER]),
     ):
-        off = _off(ours, reference, dtype)
-        if not off <= _CLOSE[dtype]:
+        off = off_by(ours, reference, dtype is torch.float32)
+        if not off <= CLOSE[dtype]:
             raise UnsupportedModel(
-                f"{folder}: {network.kind} is not supported: with our attention, logits of {what} are off by"
+                f"{folder}: {model.kind} is not supported: with our attention, logits of {what} are off by"
                 f" {off:.1g} of their spread: its layers keep more than K and V, or count positions by themselves"
             )
 
@@ -233,10 +216,3 @@ def _in_two_steps(
         [PROMPT - CHUNK, OTHER]
     )
     return first, second, other
-
-
-def _off(ours: Tensor, reference: Tensor, dtype: torch.dtype) -> float:
-    """Return how far the tokens' logits are off: the largest error in fp32, the median error in half precision."""
-    spread = reference.std(-1)
-    errors = (ours - reference).square().mean(-1).sqrt() / spread
-    return float(errors.max() if dtype == torch.float32 else errors.median())

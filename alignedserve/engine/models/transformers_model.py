@@ -31,7 +31,7 @@ from alignedserve.architectures.gguf.places import PLACES
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.engine.device.memory import out_of_memory
 from alignedserve.engine.models.loading import Loader
-from alignedserve.engine.models.model import Attention
+from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.transformers_layers import quantise_layers, read_weights, reads_as_stored
 from alignedserve.engine.weights.dummy import DummyWeights
 from alignedserve.errors import ModelError, UnsupportedModel
@@ -45,6 +45,17 @@ log = logging.getLogger("alignedserve.engine")
 PAGED, PROBE, EAGER = "alignedserve", "alignedserve_probe", "eager"
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 MEMBER = "alignedserve"  # attribute of each module of a model that holds its `Calls`
+
+
+# How far numbers may be off, relative to the spread of a token's. In half precision rounding errors add up over the
+# layers, and may send a token to another expert: then the median over all tokens counts.
+CLOSE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
+
+
+def off_by(ours: Tensor, reference: Tensor, is_exact: bool) -> float:
+    """Return how far the rows are off: the largest error of all where they are to be exact, else the median."""
+    errors = (ours.float() - reference.float()).square().mean(-1).sqrt() / reference.float().std(-1)
+    return float(errors.max() if is_exact else errors.median())
 
 
 @dataclass(frozen=True)
@@ -63,8 +74,10 @@ class Call:
 class Calls:
     """Routes the calls of one model's layers to the function that answers them during one pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Any) -> None:
         self._answer: Callable[[Call], Tensor] | None = None
+        for module in model.modules():
+            setattr(module, MEMBER, self)
 
     def answer(self, call: Call) -> Tensor:
         assert self._answer is not None, "layers run only within a pass"
@@ -79,72 +92,79 @@ class Calls:
             self._answer = None
 
 
-class HfNetwork:
-    """A transformers model, and the way to run one pass of it."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self._calls = Calls()
-        for module in model.modules():
-            setattr(module, MEMBER, self._calls)
-        self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
-
-    @property
-    def kind(self) -> str:
-        return type(self.model).__name__
-
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = next(self.model.parameters()).device
-        return device
-
-    def name_of(self, module: torch.nn.Module) -> str:
-        return next((name for name, found in self.model.named_modules() if found is module), type(module).__name__)
-
-    def run(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, answer: Callable[[Call], Tensor]) -> Tensor:
-        """Return the logits, in fp32, of the tokens at `rows`, or of all tokens if `rows` is None."""
-        kept = {"logits_to_keep": rows} if rows is not None and self._takes_rows else {}
-        with self._calls.answered_by(answer):
-            outputs = self.model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **kept)
-        logits: Tensor = outputs.logits[0]
-        return (logits if kept or rows is None else logits[rows]).float()
-
-    def states(
-        self, tokens: Tensor, positions: Tensor, rows: Tensor | None, answer: Callable[[Call], Tensor]
-    ) -> Tensor:
-        """Return the states of the tokens at `rows`, or of all: what the head for words makes logits of."""
-        with self._calls.answered_by(answer):
-            outputs = self.model.base_model(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
-        states: Tensor = outputs.last_hidden_state[0]
-        return states if rows is None else states[rows]
-
-    def logits(self, states: Tensor) -> Tensor:
-        """Return the logits, in fp32, of states: the model runs with them in place of its layers."""
-        prefix, layers = self.model.base_model_prefix, self.model.base_model
-        setattr(self.model, prefix, FoundStates(states[None]))
-        try:
-            tokens = torch.zeros(1, len(states), dtype=torch.long, device=states.device)
-            logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits[0]
-        finally:
-            setattr(self.model, prefix, layers)
-        return logits.float()
-
-    def run_plainly(self, tokens: Tensor) -> Tensor:
-        """Return the logits, in fp32, of all tokens of one request, as transformers computes them without us."""
-        self.attend_by(EAGER)
-        logits: Tensor = self.model(input_ids=tokens[None], use_cache=False).logits[0]
-        return logits.float()
-
-    def attend_by(self, name: str) -> None:
-        self.model.set_attn_implementation(name)
-
-
 @dataclass(frozen=True)
 class Place:
     """Names the layer of the engine that a module attends for, and how its scores are made."""
 
     layer: int  # of the device cache
     scoring: Scoring
+
+
+class TransformersModel(Model):
+    """A transformers model as the engine runs it."""
+
+    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+        """Vectors of the device cache have this dtype."""
+        self._model, self._dtype = model, dtype
+        self.layers: dict[torch.nn.Module, Place] = {}  # of each module that attends: transformers_checks.py finds them
+        self._calls = Calls(model)
+        self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @property
+    def kind(self) -> str:
+        return type(self._model).__name__
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = next(self._model.parameters()).device
+        return device
+
+    def name_of(self, module: torch.nn.Module) -> str:
+        return next((name for name, found in self._model.named_modules() if found is module), type(module).__name__)
+
+    def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
+        return self.answered(tokens, positions, rows, partial(self._answer, attention))
+
+    def answered(
+        self, tokens: Tensor, positions: Tensor, rows: Tensor | None, answer: Callable[[Call], Tensor]
+    ) -> Tensor:
+        """Return logits as `forward` does, where this function attends."""
+        kept = {"logits_to_keep": rows} if rows is not None and self._takes_rows else {}
+        with self._calls.answered_by(answer):
+            outputs = self._model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **kept)
+        logits: Tensor = outputs.logits[0]
+        return (logits if kept or rows is None else logits[rows]).float()
+
+    def states(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
+        with self._calls.answered_by(partial(self._answer, attention)):
+            outputs = self._model.base_model(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
+        states: Tensor = outputs.last_hidden_state[0]
+        return states if rows is None else states[rows]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the logits, in fp32, of states: the model runs with them in place of its layers."""
+        tokens = torch.zeros(1, len(states), dtype=torch.long, device=states.device)
+        with standing_in(self._model, FoundStates(states[None])):
+            logits: Tensor = self._model(input_ids=tokens, use_cache=False).logits[0]
+        return logits.float()
+
+    def run_plainly(self, tokens: Tensor) -> Tensor:
+        """Return the logits, in fp32, of all tokens of one request, as transformers computes them without us."""
+        self.attend_by(EAGER)
+        logits: Tensor = self._model(input_ids=tokens[None], use_cache=False).logits[0]
+        return logits.float()
+
+    def attend_by(self, name: str) -> None:
+        self._model.set_attn_implementation(name)
+
+    def _answer(self, attention: Attention, call: Call) -> Tensor:
+        query, key, value = (x[0].transpose(0, 1).to(self._dtype) for x in (call.query, call.key, call.value))
+        place = self.layers[call.module]
+        attended = attention.attend(place.layer, query, key.flatten(1), value.flatten(1), place.scoring)
+        return attended[None].to(call.query.dtype)
+
+    def project(self, layer: int, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        raise UnsupportedModel(f"K and V of {self.kind} cannot be computed from the inputs of a layer")
 
 
 class FoundStates(torch.nn.Module):
@@ -161,33 +181,18 @@ class FoundStates(torch.nn.Module):
         return BaseModelOutputWithPooling(last_hidden_state=self._states, pooler_output=pooled)
 
 
-class TransformersModel:
-    """A transformers model as the engine runs it."""
-
-    def __init__(self, network: HfNetwork, layers: dict[torch.nn.Module, Place], dtype: torch.dtype) -> None:
-        """`layers` names each module that attends; vectors of the device cache have dtype `dtype`."""
-        self._network, self._layers, self._dtype = network, layers, dtype
-
-    def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
-        return self._network.run(tokens, positions, rows, partial(self._answer, attention))
-
-    def states(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
-        return self._network.states(tokens, positions, rows, partial(self._answer, attention))
-
-    def logits(self, states: Tensor) -> Tensor:
-        return self._network.logits(states)
-
-    def _answer(self, attention: Attention, call: Call) -> Tensor:
-        query, key, value = (x[0].transpose(0, 1).to(self._dtype) for x in (call.query, call.key, call.value))
-        place = self._layers[call.module]
-        attended = attention.attend(place.layer, query, key.flatten(1), value.flatten(1), place.scoring)
-        return attended[None].to(call.query.dtype)
-
-    def project(self, layer: int, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        raise UnsupportedModel(f"K and V of {self._network.kind} cannot be computed from the inputs of a layer")
+@contextmanager
+def standing_in(model: Any, layers: FoundStates) -> Iterator[None]:
+    """Let a model run these in place of its layers."""
+    prefix, own = model.base_model_prefix, model.base_model
+    setattr(model, prefix, layers)
+    try:
+        yield
+    finally:
+        setattr(model, prefix, own)
 
 
-def read_network(folder: Path, config: GenericConfig, loader: Loader) -> HfNetwork:
+def read_model(folder: Path, config: GenericConfig, loader: Loader) -> TransformersModel:
     """Read a model from a folder, and count the bytes of its weights."""
     began = time.perf_counter()
     model = _read(folder, config, loader)
@@ -195,7 +200,7 @@ def read_network(folder: Path, config: GenericConfig, loader: Loader) -> HfNetwo
         raise UnsupportedModel(f"{folder}: {config.architecture} is not supported: it counts positions by itself")
     loader.count(sum(parameter.nbytes for parameter in model.parameters()))
     log.info("%s, run by transformers, was read in %.1f s", type(model).__name__, time.perf_counter() - began)
-    return HfNetwork(model.eval().requires_grad_(False).to(loader.device))
+    return TransformersModel(model.eval().requires_grad_(False).to(loader.device), loader.dtype)
 
 
 def _read(folder: Path, config: GenericConfig, loader: Loader) -> Any:
