@@ -217,14 +217,20 @@ class Channel(ABC, Generic[T]):
                 raise BrokenGroup("the channel was closed")
         return group
 
+    def _send_frame(self, group: Group, tag: int, data: bytes) -> None:
+        group.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), tag).land(self._end.timeout_s)
+
+    def _next_frame(self, group: Group, tag: int, num_bytes: int, timeout_s: float | None = None) -> bytearray:
+        raw = bytearray(num_bytes)
+        flight = group.receive(torch.frombuffer(raw, dtype=torch.uint8), tag)
+        flight.land(self._end.timeout_s if timeout_s is None else timeout_s)
+        return raw
+
     def _say(self, group: Group, number: int, says: Reply) -> None:
-        group.send(tensor_of(pack_reply(number, says)), REPLY).land(self._end.timeout_s)
+        self._send_frame(group, REPLY, pack_reply(number, says))
 
     def _hear(self, group: Group, number: int, timeout_s: float | None = None) -> Reply:
-        raw = bytearray(REPLY_BYTES)
-        flight = group.receive(torch.frombuffer(raw, dtype=torch.uint8), REPLY)
-        flight.land(self._end.timeout_s if timeout_s is None else timeout_s)
-        return read_reply(raw, number)
+        return read_reply(self._next_frame(group, REPLY, REPLY_BYTES, timeout_s), number)
 
     @contextmanager
     def _carrier(self, group: Group, number: int) -> Iterator[Carrier]:
@@ -237,7 +243,7 @@ class Channel(ABC, Generic[T]):
                 said, says = 0, Reply.NO
                 while says is Reply.NO:
                     said = communicators.next(peer, after=said)
-                    group.send(tensor_of(pack_turn(number, said)), TURN).land(timeout_s)
+                    self._send_frame(group, TURN, pack_turn(number, said))
                     says = self._hear(group, number)
                 with communicators.of(peer, said, self._meeting) as carrier:
                     yield carrier
@@ -252,9 +258,7 @@ class Channel(ABC, Generic[T]):
                     yield carrier
 
     def _hear_turn(self, group: Group, number: int) -> int:
-        raw = bytearray(TURN_BYTES)
-        group.receive(torch.frombuffer(raw, dtype=torch.uint8), TURN).land(self._end.timeout_s)
-        return read_turn(raw, number)
+        return read_turn(self._next_frame(group, TURN, TURN_BYTES), number)
 
     def _checksum(self, transfer: T, header: TransferHeader) -> int:
         """Return the checksum of the transfer's KV in this worker's blocks."""
@@ -281,7 +285,3 @@ class Channel(ABC, Generic[T]):
     def _most_bytes(self, header: TransferHeader) -> int:
         """Return the most bytes of a chunk."""
         return header.num_bytes // header.num_tokens * min(header.chunk_tokens, header.num_tokens)
-
-
-def tensor_of(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

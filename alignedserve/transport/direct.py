@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from alignedserve.engine.device.pace import CopyPace
-from alignedserve.protocol.commands import ReceiveKv, SendKv
+from alignedserve.protocol.commands import SendKv
 from alignedserve.protocol.messages import Member
 from alignedserve.protocol.roads import Endpoint, endpoints
 from alignedserve.transport.channel import Channel, ChannelSettings
@@ -21,8 +22,8 @@ from alignedserve.transport.mailbox import Mailbox
 from alignedserve.transport.mapping import Maps
 from alignedserve.transport.meeting import Direction, Meeting
 from alignedserve.transport.payload import DeviceBlocks
-from alignedserve.transport.receiving import ChunkReceiver, Receiver
-from alignedserve.transport.sending import ChunkSender, Sender
+from alignedserve.transport.receiving import ChunkReceiver
+from alignedserve.transport.sending import ChunkSender
 from alignedserve.transport.transport import Post, Transfer, failed
 from alignedserve.transport.turns import Communicators
 
@@ -55,11 +56,12 @@ class Direct:
         self._holder, self._rank, self._on, self._blocks, self._timeout_s = holder, rank, on, blocks, timeout_s
         self._mailbox, self._communicators = mailbox, communicators
         self._end = ChannelSettings(blocks, pace, verify, timeout_s, self._count_failure, maps, fault, communicators)
-        self._source_end: type[Sender] = ChunkSender if maps is None else MappingSender
-        self._other_end: type[Receiver] = ChunkReceiver if maps is None else MappingReceiver
+        # By whether it is the source's.
+        self._ends: tuple[type[Channel[Any]], type[Channel[Any]]] = (
+            (ChunkReceiver, ChunkSender) if maps is None else (MappingReceiver, MappingSender)
+        )
         self._peers: dict[str, str] = {}  # holder -> address
-        self._sending: dict[str, Sender] = {}  # holder -> the channel to it
-        self._receiving: dict[str, Receiver] = {}  # holder -> the channel from it
+        self._channels: dict[Direction, Channel[Any]] = {}
         self._counting = threading.Lock()
         self._num_failed = 0
 
@@ -87,14 +89,13 @@ class Direct:
         if peer not in self._peers:  # the peer is gone, and the core will hear of it
             self._count_failure()
             post(failed(transfer))
-        elif isinstance(transfer, SendKv):
-            if peer not in self._sending:
-                self._sending[peer] = self._source_end(*self._channel(Direction(self._holder, peer), peer))
-            self._sending[peer].add(transfer, post)
-        else:
-            if peer not in self._receiving:
-                self._receiving[peer] = self._other_end(*self._channel(Direction(peer, self._holder), peer))
-            self._receiving[peer].add(transfer, post)
+            return
+        is_source = isinstance(transfer, SendKv)
+        direction = Direction(self._holder, peer) if is_source else Direction(peer, self._holder)
+        if direction not in self._channels:
+            meeting = Meeting(self._mailbox, self._peers[peer], direction, is_source, self._timeout_s)
+            self._channels[direction] = self._ends[is_source](meeting, self._end, str(direction))
+        self._channels[direction].add(transfer, post)
 
     def close(self) -> None:
         for peer in list(self._peers):
@@ -105,18 +106,10 @@ class Direct:
             self._end.maps.close()
         self._mailbox.close()
 
-    def _channel(self, direction: Direction, peer: str) -> tuple[Meeting, ChannelSettings, str]:
-        is_source, address = direction.source == self._holder, self._peers[peer]
-        meeting = Meeting(self._mailbox, address, direction, is_source, self._timeout_s)
-        return meeting, self._end, str(direction)
-
-    def _end_channels(self, peer: str) -> list[Channel[SendKv] | Channel[ReceiveKv]]:
-        ended: list[Channel[SendKv] | Channel[ReceiveKv]] = []
-        for channels in (self._sending, self._receiving):
-            channel = channels.pop(peer, None)
-            if channel is not None:
-                channel.close()
-                ended.append(channel)
+    def _end_channels(self, peer: str) -> list[Channel[Any]]:
+        ended = [self._channels.pop(direction) for direction in [*self._channels] if peer in direction]
+        for channel in ended:
+            channel.close()
         if self._communicators is not None:
             self._communicators.forget(peer)
         return ended

@@ -25,13 +25,10 @@ from __future__ import annotations
 import logging
 import time
 
-import torch
-
 from alignedserve.engine.device.devices import finish
 from alignedserve.engine.device.groups import Group
 from alignedserve.errors import PlanError
 from alignedserve.protocol.commands import ReceiveKv, SendKv
-from alignedserve.transport.channel import tensor_of
 from alignedserve.transport.frames import (
     HANDLE,
     HANDLE_BYTES,
@@ -64,12 +61,11 @@ class MappingSender(Sender):
         finish(self._end.blocks.device)  # what was ordered before is in the blocks now
         if self._told is not group:
             self._handle = self._handle or self._maps.handle(self._end.blocks.cache)
-            group.send(tensor_of(pack_handle(self._handle)), HANDLE).land(self._end.timeout_s)
+            self._send_frame(group, HANDLE, pack_handle(self._handle))
             self._told = group
         blocks = transfer.blocks[: self._end.blocks.num_blocks(header.num_tokens)]
         checksum = self._checksum(transfer, header) if header.is_checked else 0
-        places = tensor_of(pack_places(header.number, blocks, checksum))
-        group.send(places, PLACES).land(self._end.timeout_s)
+        self._send_frame(group, PLACES, pack_places(header.number, blocks, checksum))
         reply = Reply.GOES_ON
         while reply is Reply.GOES_ON:
             reply = self._hear(group, header.number)
@@ -94,13 +90,10 @@ class MappingReceiver(Receiver):
 
     def _receive(self, group: Group, transfer: ReceiveKv, header: TransferHeader) -> bool:
         if self._told is not group:
-            raw = bytearray(HANDLE_BYTES)
-            group.receive(torch.frombuffer(raw, dtype=torch.uint8), HANDLE).land(self._end.timeout_s)
-            self._map(read_handle(raw))
+            self._map(read_handle(self._next_frame(group, HANDLE, HANDLE_BYTES)))
             self._told = group
-        raw = bytearray(places_bytes(self._end.blocks.num_blocks(header.num_tokens)))
-        group.receive(torch.frombuffer(raw, dtype=torch.uint8), PLACES).land(self._end.timeout_s)
-        blocks, checksum = read_places(raw, header.number)
+        num_bytes = places_bytes(self._end.blocks.num_blocks(header.num_tokens))
+        blocks, checksum = read_places(self._next_frame(group, PLACES, num_bytes), header.number)
         is_intact = self._there is not None and self._copy(group, transfer, header, blocks) in (checksum, None)
         self._answer(group, header.number, is_intact)
         return is_intact and self._hear(group, header.number) is Reply.YES

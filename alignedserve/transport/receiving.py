@@ -8,8 +8,6 @@ from abc import abstractmethod
 from collections import deque
 from typing import Any
 
-import torch
-
 from alignedserve.engine.device.groups import BrokenGroup, Flight, Group
 from alignedserve.protocol.commands import ReceiveKv
 from alignedserve.protocol.events import KvReceived
@@ -74,9 +72,8 @@ class Receiver(Channel[ReceiveKv]):
         """Read the next header; make a new group where the last one broke since it was used."""
         while True:
             group = self._connected(self._meeting.accept, number, deadline)
-            raw = bytearray(HEADER_BYTES)
             try:
-                group.receive(torch.frombuffer(raw, dtype=torch.uint8), HEADER).land(deadline - time.monotonic())
+                raw = self._next_frame(group, HEADER, HEADER_BYTES, deadline - time.monotonic())
                 return group, TransferHeader.read(raw)
             except BrokenGroup:
                 self._drop_group()
@@ -110,8 +107,6 @@ class ChunkReceiver(Receiver):
                         flights.append(begin(index + WINDOW))
                 if carrier.asks_first and index + WINDOW < len(chunks):
                     self._say(group, number, Reply.GOES_ON)
-            raw = bytearray(places_bytes(0))
-            group.receive(torch.frombuffer(raw, dtype=torch.uint8), PLACES).land(timeout_s)
-            is_intact = read_places(raw, number)[1] == checksum
+            is_intact = read_places(self._next_frame(group, PLACES, places_bytes(0)), number)[1] == checksum
             self._answer(group, number, is_intact)
         return is_intact

@@ -9,7 +9,7 @@ from collections import deque
 from alignedserve.engine.device.groups import BrokenGroup, Flight, Group
 from alignedserve.protocol.commands import SendKv
 from alignedserve.protocol.events import KvSent
-from alignedserve.transport.channel import Channel, tensor_of
+from alignedserve.transport.channel import Channel
 from alignedserve.transport.frames import CHUNK, HEADER, PLACES, NotOurs, Reply, TransferHeader, pack_places
 from alignedserve.transport.payload import WINDOW, ChunkBuffers, added
 
@@ -29,7 +29,7 @@ class Sender(Channel[SendKv]):
         while True:
             group = self._connected(self._meeting.offer, header.number, deadline)
             try:
-                group.send(tensor_of(header.pack()), HEADER).land(self._end.timeout_s)
+                self._send_frame(group, HEADER, header.pack())
                 return group, self._hear(group, header.number, deadline - time.monotonic()) is Reply.YES
             except BrokenGroup:
                 self._drop_group()
@@ -57,5 +57,5 @@ class ChunkSender(Sender):
                 flights.append(carrier.send(chunk, CHUNK))
             for flight in flights:
                 flight.land(timeout_s)
-            group.send(tensor_of(pack_places(number, (), checksum)), PLACES).land(timeout_s)
+            self._send_frame(group, PLACES, pack_places(number, (), checksum))
             return self._hear(group, number) is Reply.YES

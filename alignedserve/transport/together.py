@@ -81,7 +81,7 @@ class FirstRank(_RankTransport):
             log.info("rank %d does not answer any more: %s", rank, error)
 
     def _end(self, outcome: Outcome) -> None:
-        key = _key_of_outcome(outcome)
+        key = _key_of(outcome)
         with self._changed:
             ended = self._ended[key]
             ended.append(outcome)
@@ -114,14 +114,8 @@ class OtherRank(_RankTransport):
             log.info("rank 0 does not listen any more: %s", error)
 
 
-def _key_of(transfer: Transfer) -> _Key:
-    is_sent = isinstance(transfer, SendKv)
-    return is_sent, transfer.to if isinstance(transfer, SendKv) else transfer.source, transfer.number
-
-
-def _key_of_outcome(outcome: Outcome) -> _Key:
-    is_sent = isinstance(outcome, KvSent)
-    return is_sent, outcome.to if isinstance(outcome, KvSent) else outcome.source, outcome.number
+def _key_of(of: Transfer | Outcome) -> _Key:
+    return (True, of.to, of.number) if isinstance(of, SendKv | KvSent) else (False, of.source, of.number)
 
 
 def _went_well(outcome: Outcome) -> bool:

@@ -17,6 +17,7 @@ from alignedserve.transport import ipc, payload
 from alignedserve.transport.frames import Reply
 from alignedserve.transport.ipc import MappingSender
 from alignedserve.transport.mapping import CacheFile, CudaMaps, NotMapped
+from alignedserve.transport.meeting import Direction
 from alignedserve.transport.payload import DeviceBlocks
 from tests.transport.conftest import MakeNode
 from tests.transport.nodes import PREFIX, SOON_S, Node, meet
@@ -76,7 +77,7 @@ def test_a_peer_s_cache_is_mapped_once_and_dropped_with_its_life(node_of: MakeNo
     assert to.outcome() == KvReceived(2, source.holder, intact=False)
     assert arrives(source, to, 3)
     assert num_mapped(source) == own + 1, "over another group it is the same"
-    (channel,) = to.transport._receiving.values()
+    channel = to.transport._channels[Direction(source.holder, to.holder)]
     to.transport.part_from(source.member)
     channel.join()
     assert num_mapped(source) == own

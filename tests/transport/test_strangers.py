@@ -83,7 +83,7 @@ def test_strangers_at_every_port_neither_hear_nor_stop_a_pair(said: str) -> None
             assert arrives(source, to, number)
             assert arrives(to, source, number)
             for node in (source, to):  # the next transfers need new groups
-                for channel in (*node.transport._sending.values(), *node.transport._receiving.values()):
+                for channel in node.transport._channels.values():
                     channel._drop_group()
         assert time.monotonic() - began < AT_ONCE_S
         assert source.transport.num_failed == to.transport.num_failed == 0
@@ -125,7 +125,7 @@ def test_strangers_that_come_again_and_again_while_transfers_run() -> None:
         besieger.start()
         for number in range(1, 40):
             assert arrives(source, to, number)
-            source.transport._sending[to.holder]._drop_group()
+            source.transport._channels[Direction(source.holder, to.holder)]._drop_group()
         is_over.set()
         besieger.join()
         assert source.transport.num_failed == to.transport.num_failed == 0
