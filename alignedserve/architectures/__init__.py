@@ -12,5 +12,4 @@ stored_form.py   how a folder's linear layers are quantised already
 vectors.py       models that make vectors: encoders, and how a folder makes one of a text
 weight_files.py  the weight files of a model folder
 folding.py       which layers' room takes the KV of which others, behind the windows
-windows.py       the windows of a model that transformers runs
 """

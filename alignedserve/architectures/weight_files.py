@@ -53,30 +53,23 @@ def _instead(folder: Path) -> str:
 
 def count_numbers(folder: Path) -> int:
     """Count the numbers in all floating-point tensors; a few of them may not be needed."""
-    if (folder / PLACES).is_file():
-        return sum(place.numbers for place in read_places(folder).values())
-    return sum(map(_count_in, weight_files(folder)))
+    return sum(tensor.numbers for tensor in _tensors(folder).values() if tensor.dtype in FLOATS)
 
 
 def count_in_experts(folder: Path) -> int:
     """Count the numbers of a mixture's experts, which stay as they are where layers are quantised while loaded."""
-    tensors = [tensor for path in weight_files(folder) for tensor in _read_header(path).items()]
+    tensors = _tensors(folder).items()
     return sum(tensor.numbers for name, tensor in tensors if ".experts." in name or len(tensor.shape) > 2)
 
 
 def count_tables(folder: Path, shape: tuple[int, int]) -> int:
     """Count the tensors that have the shape of the embedding: one, or two where the head has numbers of its own."""
-    if (folder / PLACES).is_file():
-        return sum(place.shape == shape for place in read_places(folder).values())
-    tensors = [tensor for path in weight_files(folder) for tensor in _read_header(path).values()]
-    return sum(tensor.shape == shape for tensor in tensors)
+    return sum(tensor.shape == shape for tensor in _tensors(folder).values())
 
 
 def largest_numbers(folder: Path, bits: int) -> int:
     """Return the numbers of the largest tensor; a packed number has `bits` bits."""
-    if (folder / PLACES).is_file():
-        return max(place.numbers for place in read_places(folder).values())
-    tensors = [tensor for path in weight_files(folder) for tensor in _read_header(path).items()]
+    tensors = _tensors(folder).items()
     return max(8 * tensor.num_bytes // bits if name.endswith(_PACKED) else tensor.numbers for name, tensor in tensors)
 
 
@@ -85,7 +78,7 @@ def quantised_bytes(folder: Path, whole: int) -> int:
     zeros as many as scales, all floats else `whole` bytes each."""
     if (folder / PLACES).is_file():
         return kept_bytes(folder, whole)
-    tensors = {name: tensor for path in weight_files(folder) for name, tensor in _read_header(path).items()}
+    tensors = _tensors(folder)
     return sum(_kept_bytes(name, tensors, whole) for name in tensors)
 
 
@@ -118,8 +111,12 @@ class _Tensor:
         return math.prod(self.shape)
 
 
-def _count_in(path: Path) -> int:
-    return sum(tensor.numbers for tensor in _read_header(path).values() if tensor.dtype in FLOATS)
+def _tensors(folder: Path) -> dict[str, _Tensor]:
+    """Return all tensors of a folder, those of a GGUF file as the floats that they stand for."""
+    if (folder / PLACES).is_file():
+        places = read_places(folder).items()
+        return {name: _Tensor(FLOATS[0], place.shape, place.num_bytes) for name, place in places}
+    return {name: tensor for path in weight_files(folder) for name, tensor in _read_header(path).items()}
 
 
 def _read_header(path: Path) -> dict[str, _Tensor]:
@@ -130,18 +127,13 @@ def _read_header(path: Path) -> dict[str, _Tensor]:
             if not 0 < length <= min(_MOST_HEADER, os.fstat(file.fileno()).st_size):
                 raise ValueError("it has no safetensors header")
             tensors: dict[str, Any] = json.loads(file.read(length))
-            size = os.fstat(file.fileno()).st_size
-        ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
-        if max(ends, default=0) + 8 + length > size:
-            raise ValueError("it ends before its last tensor does, so it was not fetched whole")
-        return {
-            name: _Tensor(tensor["dtype"], tuple(tensor["shape"]), _length(*tensor["data_offsets"]))
-            for name, tensor in tensors.items()
-            if name != "__metadata__"
-        }
+            size, found = os.fstat(file.fileno()).st_size, dict[str, _Tensor]()
+        tensors.pop("__metadata__", None)
+        for name, tensor in tensors.items():
+            begin, end = tensor["data_offsets"]
+            if end + 8 + length > size:
+                raise ValueError("it ends before its last tensor does, so it was not fetched whole")
+            found[name] = _Tensor(tensor["dtype"], tuple(tensor["shape"]), end - begin)
+        return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
-
-
-def _length(begin: int, end: int) -> int:
-    return end - begin

@@ -234,7 +234,7 @@ def test_numbers_that_are_not_quantised_are_kept_whole(tmp_path: Path) -> None:
 def test_kinds_have_the_numbers_of_the_format() -> None:
     for kind in Kind:
         of_format = gguf.GGMLQuantizationType[kind.name]
-        assert kind.value == (of_format.value, *gguf.GGML_QUANT_SIZES[of_format])
+        assert kind.value[:3] == (of_format.value, *gguf.GGML_QUANT_SIZES[of_format])
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from alignedserve.architectures.families.generic import windows_of
 from alignedserve.architectures.given import Given
-from alignedserve.architectures.windows import windows_of
 
 
 @pytest.mark.parametrize(

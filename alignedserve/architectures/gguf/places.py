@@ -16,18 +16,19 @@ PLACES = "gguf.json"
 
 
 class Kind(Enum):
-    """How a tensor's numbers are stored: the format's id, numbers of a block, and its bytes."""
+    """How a tensor's numbers are stored: the format's id, numbers of a block, and its bytes; and, where they are
+    quantised, how the engine keeps them: bits of a number, numbers of a group, and bytes of its scale and zero."""
 
     F32 = 0, 1, 4
     F16 = 1, 1, 2
-    Q4_0 = 2, 32, 18
-    Q4_1 = 3, 32, 20
-    Q5_0 = 6, 32, 22
-    Q5_1 = 7, 32, 24
-    Q8_0 = 8, 32, 34
-    Q4_K = 12, 256, 144
-    Q5_K = 13, 256, 176
-    Q6_K = 14, 256, 210
+    Q4_0 = 2, 32, 18, 4, 32, 2
+    Q4_1 = 3, 32, 20, 4, 32, 8
+    Q5_0 = 6, 32, 22, 8, 32, 2
+    Q5_1 = 7, 32, 24, 8, 32, 8
+    Q8_0 = 8, 32, 34, 8, 32, 2
+    Q4_K = 12, 256, 144, 4, 32, 8
+    Q5_K = 13, 256, 176, 8, 32, 8
+    Q6_K = 14, 256, 210, 8, 16, 4
     BF16 = 30, 1, 2
 
     @property
@@ -44,20 +45,9 @@ class Kind(Enum):
     @property
     def bits(self) -> int:
         """Return in how many bits the engine keeps a quantised number."""
-        return _KEPT[self][0]
+        return self.value[3]
 
 
-# The engine keeps this of a quantised kind: bits of a number, numbers of a group, and bytes of its scale and zero.
-_KEPT = {
-    Kind.Q4_0: (4, 32, 2),
-    Kind.Q4_1: (4, 32, 8),
-    Kind.Q5_0: (8, 32, 2),
-    Kind.Q5_1: (8, 32, 8),
-    Kind.Q8_0: (8, 32, 2),
-    Kind.Q4_K: (4, 32, 8),
-    Kind.Q5_K: (8, 32, 8),
-    Kind.Q6_K: (8, 16, 4),
-}
 _TABLES = ("model.embed_tokens.weight", "gpt_neox.embed_in.weight")  # of embeddings
 _HEADS = ("lm_head.weight", "embed_out.weight")
 
@@ -93,7 +83,7 @@ class Place:
         """Return the bytes that the engine keeps, if numbers that are not quantised have `whole` bytes each."""
         if self.kind.is_float:
             return self.numbers * whole
-        bits, group, more = _KEPT[self.kind]
+        *_, bits, group, more = self.kind.value
         return self.numbers * bits // 8 + self.numbers // group * more
 
 
