@@ -6,6 +6,7 @@ import math
 import random
 import tracemalloc
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from alignedserve.core import Choice, History, Sampling
 from alignedserve.engine.sampling import edits as of_edits
 from alignedserve.engine.sampling.edits import Edits, edit_logits
-from alignedserve.engine.sampling.sampling import NextToken, Sampler, choose, logprobs_of, uniform
+from alignedserve.engine.sampling.sampling import NextToken, Sampler, uniform
 from alignedserve.text.token_sets import pack_tokens, unpack_tokens
 from tests.conftest import SOAK, examples
 
@@ -37,6 +38,11 @@ INDEXES = st.integers(0, 100_000)
 LOGITS = st.lists(st.floats(-30, 30, width=32), min_size=10, max_size=10)
 ROWS = st.lists(st.tuples(LOGITS, SAMPLINGS, INDEXES), min_size=1, max_size=6)
 plain = settings(deadline=None, max_examples=examples(60))
+
+
+def choose(logits: torch.Tensor, wanted: Sequence[tuple[Sampling, int]]) -> list[int | None]:
+    tokens = [NextToken(sampling, index) for sampling, index in wanted]
+    return [sampled.token for sampled in Sampler(logits.shape[1]).sample(logits, tokens)]
 
 
 def alone(logits: list[float] | torch.Tensor, sampling: Sampling, index: int = 0) -> int:
@@ -527,7 +533,7 @@ def test_log_probabilities_are_the_models_own(seed: int, top: int, temperature: 
 
 def test_of_equal_logits_the_lower_token_is_likelier() -> None:
     flat = torch.zeros(1, 1000)
-    (logprob,) = logprobs_of(flat, [999], [3])
+    (logprob,) = Sampler(flat.shape[1]).score(flat, [999], 3)
     assert [token for token, _ in logprob.top] == [0, 1, 2]
     (chosen,) = Sampler(1000).sample(flat, [NextToken(Sampling(logprobs=1), 0)])
     assert chosen.token == 0, "and it is the greedy one"

@@ -72,7 +72,7 @@ class Drawn:
 
     def read(self) -> list[SampledToken]:
         """Wait for the tokens and return them."""
-        tokens = _to_tokens(self.tokens.tolist())
+        tokens = [None if token == NONE else token for token in self.tokens.tolist()]
         if self.likeliest is None:
             return [SampledToken(token) for token in tokens]
         logprobs = dict(zip(self.asked, _logprobs(self.likeliest), strict=True))
@@ -131,7 +131,8 @@ class Sampler:
         rows = on_device(torch.tensor(asked), logits.device) if asked else None
         raw = logits.index_select(0, rows) if rows is not None else None
         self._edit(logits, wanted)
-        tokens = _draw(logits, [(token.sampling, token.index) for token in wanted], self._kernels)
+        numbers = [uniform(of.sampling.seed, of.index) if of.sampling.temperature > 0 else 0.0 for of in wanted]
+        tokens = self._kernels.draw(logits, [token.sampling for token in wanted], numbers)
         if rows is None or raw is None:
             return Drawn(tokens)
         tops = [wanted[row].sampling.logprobs or 0 for row in asked]
@@ -139,7 +140,10 @@ class Sampler:
 
     def score(self, logits: Tensor, tokens: Sequence[int], top: int) -> list[Logprob]:
         """Return the log-probability of each row's token, and of the row's `top` likeliest tokens."""
-        return logprobs_of(logits, tokens, [top] * len(tokens), self._kernels)
+        if not tokens:
+            return []
+        of_tokens = on_device(torch.tensor(tokens), logits.device)
+        return _logprobs(self._kernels.logprobs(logits, of_tokens, [top] * len(tokens)))
 
     def _edit(self, logits: Tensor, wanted: Sequence[NextToken]) -> None:
         coming, self._coming = self._coming, None
@@ -166,29 +170,6 @@ class Sampler:
             known = Edits(token.sampling, history, self._vocab_size, self._syntaxes)
             known.follow(token.index, token.newest)
         return known
-
-
-def choose(logits: Tensor, wanted: Sequence[tuple[Sampling, int]], kernels: Kernels = REFERENCE) -> list[int | None]:
-    """Return the token of each row by its sampling and index, without edits; None where no token is possible."""
-    return _to_tokens(_draw(logits, wanted, kernels).tolist())
-
-
-def _draw(logits: Tensor, wanted: Sequence[tuple[Sampling, int]], kernels: Kernels) -> Tensor:
-    numbers = [uniform(sampling.seed, index) if sampling.temperature > 0 else 0.0 for sampling, index in wanted]
-    return kernels.draw(logits, [sampling for sampling, _ in wanted], numbers)
-
-
-def _to_tokens(drawn: Sequence[int]) -> list[int | None]:
-    return [None if token == NONE else token for token in drawn]
-
-
-def logprobs_of(
-    logits: Tensor, tokens: Sequence[int], tops: Sequence[int], kernels: Kernels = REFERENCE
-) -> list[Logprob]:
-    """Return the log-probability of each row's token, and of its likeliest tokens, from the model's own logits."""
-    if not tokens:
-        return []
-    return _logprobs(kernels.logprobs(logits, on_device(torch.tensor(tokens), logits.device), tops))
 
 
 def _logprobs(likeliest: Likeliest) -> list[Logprob]:
