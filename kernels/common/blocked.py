@@ -21,23 +21,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from alignedserve.kernels.common.linear import Linear, LinearPath, Way
-from alignedserve.kernels.common.quantised import QuantisedLinear, QuantisedWeight
+from alignedserve.kernels.common.quantised import Packing, QuantisedLinear, QuantisedWeight
 
 HALVES = (64, 32)  # bytes of an output in a block: the first that divides a group, or the last
 MOST_WHOLE_INPUTS = 1 << 16  # products of bytes whose sum surely fits 32 bits
 
 
 @dataclass(frozen=True)
-class BlockedWeight:
-    """A quantised weight [outputs, inputs] in blocks of inputs; the last is filled up."""
+class BlockedWeight(Packing):
+    """A quantised weight [outputs, inputs] in blocks of inputs; the last is filled up.
 
-    memory: Tensor  # [blocks, outputs, half]: int8, or uint8 of 4 bits
-    scale: Tensor  # [groups, outputs]
-    zero: Tensor | None  # likewise, of numbers from 0 on
-    order: Tensor | None
-    shape: tuple[int, int]
-    bits: int
-    group: int
+    The memory is [blocks, outputs, half], of int8, or uint8 of 4 bits; zeros are of numbers from 0 on.
+    """
 
     @classmethod
     def from_weight(cls, weight: QuantisedWeight) -> BlockedWeight:
@@ -69,12 +64,7 @@ class BlockedWeight:
         """Return whether `half` inputs that begin at a multiple of it have one scale."""
         return self.scale.shape[0] == 1 or self.group % self.half == 0
 
-    @property
-    def num_bytes(self) -> int:
-        return self.memory.nbytes + self.scale.nbytes + (0 if self.zero is None else self.zero.nbytes)
-
     def rows(self, outputs: Tensor) -> QuantisedWeight:
-        """Return the weight of some outputs, as files have it."""
         of_blocks = self.memory[:, outputs].transpose(0, 1)  # [outputs, blocks, half]
         if self.bits == 8:
             q = of_blocks.contiguous().view(torch.uint8) ^ 128
@@ -83,10 +73,6 @@ class BlockedWeight:
         zero = None if self.zero is None else self.zero[:, outputs].t()
         numbers = q.reshape(len(outputs), -1)[:, : self.shape[1]]
         return QuantisedWeight(numbers, self.scale[:, outputs].t(), zero, self.bits, self.group, self.order)
-
-    @property
-    def unpacked(self) -> QuantisedWeight:
-        return self.rows(torch.arange(self.shape[0], device=self.memory.device))
 
 
 class MultipliesBlocks(Protocol):

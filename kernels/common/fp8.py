@@ -8,64 +8,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from alignedserve.kernels.common.linear import Linear, LinearPath, Way
-from alignedserve.kernels.common.quantised import QuantisedLinear, QuantisedWeight
+from alignedserve.kernels.common.quantised import FP8, Fp8Weight, QuantisedLinear
+from alignedserve.kernels.common.quantised import AnyQuantised as AnyQuantised
 
 log = logging.getLogger("alignedserve.kernels")
 
-FP8 = torch.float8_e4m3fn
 MOST = torch.finfo(FP8).max
 _EACH = 16  # inputs and outputs are a multiple of this in torch's product
 
 RowsInFp8 = Callable[[Tensor], tuple[Tensor, Tensor]]  # from rows to rows of fp8, and the scale of each, [rows, 1]
-
-
-@dataclass(frozen=True)
-class Fp8Weight:
-    """A weight [outputs, inputs] of 8-bit floats."""
-
-    values: Tensor  # float8_e4m3fn [outputs, inputs]
-    scale: Tensor  # fp32 [outputs, 1]
-
-    @property
-    def memory(self) -> Tensor:
-        return self.values
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        outputs, inputs = self.values.shape
-        return outputs, inputs
-
-    @property
-    def num_bytes(self) -> int:
-        return self.values.nbytes + self.scale.nbytes
-
-    @property
-    def unpacked(self) -> Fp8Weight:
-        return self
-
-    def expanded(self) -> Tensor:
-        """Return the weight in fp32."""
-        return self.values.float() * self.scale.float()
-
-    def rows(self, chosen: slice | Tensor) -> Fp8Weight:
-        """Return the weight of some outputs."""
-        as_bytes = self.values.view(torch.uint8)[chosen]  # torch indexes bytes everywhere
-        return Fp8Weight(as_bytes.view(FP8), self.scale[chosen])
-
-    def on(self, device: torch.device) -> Fp8Weight:
-        """Return the weight on a device."""
-        return Fp8Weight(self.values.to(device), self.scale.to(device))
-
-
-AnyQuantised: TypeAlias = QuantisedWeight | Fp8Weight
 
 
 def stacked(weights: Sequence[Fp8Weight]) -> Fp8Weight:

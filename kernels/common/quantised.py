@@ -9,11 +9,12 @@ torch expands the weight in each call.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 from ctypes import Structure, addressof, c_int32, c_int64, c_void_p
 from dataclasses import dataclass, replace
 from math import gcd
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,7 @@ from alignedserve.kernels.common.linear import (
 )
 from alignedserve.kernels.library import DTYPES, Library
 
+FP8 = torch.float8_e4m3fn
 LEAST_GROUP = 8  # inputs of a group are a multiple of it, where there are several groups
 _PANEL, _FOUR = 64, 4  # outputs and inputs that lie together
 
@@ -108,6 +110,43 @@ class QuantisedWeight:
         """Return the weight on a device."""
         zero, order = (None if of is None else of.to(device) for of in (self.zero, self.order))
         return replace(self, q=self.q.to(device), scale=self.scale.to(device), zero=zero, order=order)
+
+
+@dataclass(frozen=True)
+class Fp8Weight:
+    """A weight [outputs, inputs] of 8-bit floats."""
+
+    values: Tensor  # float8_e4m3fn [outputs, inputs]
+    scale: Tensor  # fp32 [outputs, 1]
+
+    @property
+    def memory(self) -> Tensor:
+        return self.values
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        outputs, inputs = self.values.shape
+        return outputs, inputs
+
+    @property
+    def num_bytes(self) -> int:
+        return self.values.nbytes + self.scale.nbytes
+
+    def expanded(self) -> Tensor:
+        """Return the weight in fp32."""
+        return self.values.float() * self.scale.float()
+
+    def rows(self, chosen: slice | Tensor) -> Fp8Weight:
+        """Return the weight of some outputs."""
+        as_bytes = self.values.view(torch.uint8)[chosen]  # torch indexes bytes everywhere
+        return Fp8Weight(as_bytes.view(FP8), self.scale[chosen])
+
+    def on(self, device: torch.device) -> Fp8Weight:
+        """Return the weight on a device."""
+        return Fp8Weight(self.values.to(device), self.scale.to(device))
+
+
+AnyQuantised: TypeAlias = QuantisedWeight | Fp8Weight
 
 
 _AT_ONCE = 1 << 21  # numbers that are made at a time: each takes a dozen bytes on the way
@@ -247,16 +286,40 @@ class CQuantised(Structure):
 
 
 @dataclass(frozen=True)
-class PackedWeight:
-    """A quantised weight as the kernel reads it: outputs are filled up to panels, inputs to groups of eights."""
+class Packing(ABC):
+    """A quantised weight as kernels read it, from which it can be had back."""
 
-    memory: Tensor  # uint8 [panels, inputs / 4, 64, 4]; of 4 bits [panels, inputs / 8, 64, 4]
-    scale: Tensor  # [panels, groups, 64]
+    memory: Tensor
+    scale: Tensor
     zero: Tensor | None
-    order: Tensor | None  # int32
-    shape: tuple[int, int]
+    order: Tensor | None
+    shape: tuple[int, int]  # outputs and inputs
     bits: int
     group: int
+
+    @abstractmethod
+    def rows(self, outputs: Tensor) -> QuantisedWeight:
+        """Return the weight of some outputs, as files have it."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.memory.nbytes + self.scale.nbytes + (0 if self.zero is None else self.zero.nbytes)
+
+    @property
+    def unpacked(self) -> QuantisedWeight:
+        return self.rows(torch.arange(self.shape[0], device=self.memory.device))
+
+    def expanded(self) -> Tensor:
+        return self.unpacked.expanded()
+
+
+@dataclass(frozen=True)
+class PackedWeight(Packing):
+    """A weight as the C++ kernel reads it: outputs are filled up to panels, inputs to groups of eights.
+
+    The memory is uint8 [panels, inputs / 4, 64, 4], of 4 bits [panels, inputs / 8, 64, 4]; scales and zeros are
+    [panels, groups, 64].
+    """
 
     @classmethod
     def from_weight(cls, weight: QuantisedWeight) -> PackedWeight:
@@ -276,12 +339,7 @@ class PackedWeight:
         order = None if weight.order is None else weight.order.to(torch.int32)
         return cls(memory, of_groups[0], of_groups[1], order, (outputs, inputs), weight.bits, group)
 
-    @property
-    def num_bytes(self) -> int:
-        return self.memory.nbytes + self.scale.nbytes + (0 if self.zero is None else self.zero.nbytes)
-
     def rows(self, outputs: Tensor) -> QuantisedWeight:
-        """Return the weight of some outputs, unpacked."""
         panel, within = outputs // _PANEL, outputs % _PANEL
         bytes_of = self.memory[panel, :, within]  # [outputs, inputs / 4 or / 8, 4]
         if self.bits == 4:
@@ -290,10 +348,6 @@ class PackedWeight:
         zero = None if self.zero is None else self.zero[panel, :, within]
         order = None if self.order is None else self.order.long()
         return QuantisedWeight(q, self.scale[panel, :, within], zero, self.bits, self.group, order)
-
-    @property
-    def unpacked(self) -> QuantisedWeight:
-        return self.rows(torch.arange(self.shape[0], device=self.memory.device))
 
     def in_c(self) -> CQuantised:
         zero, order = (None if of is None else of.data_ptr() for of in (self.zero, self.order))
@@ -311,37 +365,13 @@ def _by_panel(of_groups: Tensor) -> Tensor:
     return F.pad(of_groups, (0, 0, 0, -outputs % _PANEL)).view(-1, _PANEL, groups).transpose(1, 2).contiguous()
 
 
-class Expandable(Protocol):
-    """A weight [outputs, inputs] that can be expanded."""
-
-    def expanded(self) -> Tensor: ...
-
-
-class Packing(Protocol):
-    """A weight as kernels read it, from which it can be had back."""
-
-    @property
-    def memory(self) -> Tensor: ...
-
-    @property
-    def shape(self) -> tuple[int, int]: ...
-
-    @property
-    def num_bytes(self) -> int: ...
-
-    @property
-    def unpacked(self) -> Expandable: ...
-
-    def rows(self, outputs: Tensor, /) -> Expandable: ...
-
-
 class QuantisedLinear(Linear):
     """A linear layer of a quantised weight, for x of `dtype`. No way of computing it is chosen by measuring."""
 
     in_c: CLayer | None = None
     library: Library | None = None
 
-    def __init__(self, packed: Packing, bias: Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(self, packed: Packing | Fp8Weight, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._packed = packed
         self.memory = packed.memory
         self.bias = None if bias is None else bias.detach().to(dtype).contiguous()
@@ -362,12 +392,12 @@ class QuantisedLinear(Linear):
     @property
     def weight(self) -> Tensor:
         """Return the weight expanded: a copy."""
-        return self._packed.unpacked.expanded().to(self.shape.dtype)
+        return self._packed.expanded().to(self.shape.dtype)
 
     def rows(self, tokens: Tensor) -> Tensor:
         return self._packed.rows(tokens.flatten()).expanded().to(self.shape.dtype).view(*tokens.shape, -1)
 
-    def outputs(self, first: int, count: int) -> Expandable:
+    def outputs(self, first: int, count: int) -> AnyQuantised:
         """Return the weight of some outputs, unpacked."""
         return self._packed.rows(torch.arange(first, first + count, device=self.memory.device))
 
@@ -419,8 +449,8 @@ class PanelLinear(QuantisedLinear):
 class ExpandingPath(LinearPath):
     """Expand the weight in each call, and multiply in torch."""
 
-    def __init__(self, packed: Packing, bias: Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(self, packed: Packing | Fp8Weight, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._packed, self._bias, self._dtype = packed, bias, dtype
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._packed.unpacked.expanded().to(self._dtype), self._bias)
+        return F.linear(x, self._packed.expanded().to(self._dtype), self._bias)

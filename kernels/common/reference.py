@@ -30,10 +30,9 @@ from alignedserve.kernels.common.blocked import BlockedWeight
 from alignedserve.kernels.common.decoder import Decoder, DecoderLayer
 from alignedserve.kernels.common.drawing import Likeliest
 from alignedserve.kernels.common.experts import ExpertWeights, add_experts, route
-from alignedserve.kernels.common.fp8 import AnyQuantised, Fp8Weight
 from alignedserve.kernels.common.int8_kv import dequantise_vectors, heads_written, keeps_int8, quantise_vectors
 from alignedserve.kernels.common.linear import Linear
-from alignedserve.kernels.common.quantised import PanelLinear, QuantisedLinear, QuantisedWeight
+from alignedserve.kernels.common.quantised import AnyQuantised, Fp8Weight, PanelLinear, QuantisedLinear, QuantisedWeight
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans, TextRows
 
@@ -92,7 +91,7 @@ class Reference:
 
     def multiply(self, x: Tensor, weight: BlockedWeight, bias: Tensor | None, out: Tensor, adds: bool = False) -> None:
         """Write x W^T + b to `out` [rows, outputs], of x's dtype or fp32, or add it to what is there."""
-        made = F.linear(x, weight.unpacked.expanded().to(x.dtype), bias)
+        made = F.linear(x, weight.expanded().to(x.dtype), bias)
         if adds:
             out += made
         else:

@@ -25,9 +25,8 @@ import triton
 import triton.language as tl
 from alignedserve.kernels.common import fp8
 from alignedserve.kernels.common.blocked import BlockedLinear, BlockedWeight
-from alignedserve.kernels.common.fp8 import FP8, Fp8Weight
 from alignedserve.kernels.common.linear import Linear
-from alignedserve.kernels.common.quantised import QuantisedLinear, QuantisedWeight
+from alignedserve.kernels.common.quantised import FP8, Fp8Weight, QuantisedLinear, QuantisedWeight
 from alignedserve.kernels.triton.launch import interpreting, power_of_2, processors, tuned
 from alignedserve.kernels.triton.rounding import nearest
 

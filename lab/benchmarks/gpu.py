@@ -47,7 +47,8 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import CudaCapture
 from alignedserve.engine.weights.dummy import DummyWeights
 from alignedserve.engine.weights.tensors import Cut
-from alignedserve.kernels.common.fp8 import AnyQuantised, fp8_weight, why_none
+from alignedserve.kernels.common.fp8 import fp8_weight, why_none
+from alignedserve.kernels.common.quantised import AnyQuantised
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.lab.benchmarks.common.gpu_shapes import (
     BLOCK_SIZE,

@@ -35,9 +35,9 @@ from alignedserve.engine.weights.gptq import Gptq
 from alignedserve.engine.weights.tensors import Cut, Form, Tensors
 from alignedserve.errors import AlignedServeError, ConfigError, ModelError, UnsupportedModel
 from alignedserve.kernels.common import quantised
-from alignedserve.kernels.common.fp8 import AnyQuantised, Fp8Linear, Fp8Weight, in_fp8, why_none
+from alignedserve.kernels.common.fp8 import Fp8Linear, in_fp8, why_none
 from alignedserve.kernels.common.linear import Linear
-from alignedserve.kernels.common.quantised import QuantisedWeight
+from alignedserve.kernels.common.quantised import AnyQuantised, Fp8Weight, QuantisedWeight
 from alignedserve.sizing.capacity import capacity
 from tests.engine.driver import Driver, prompt_of
 from tests.engine.test_models import TOKENS, furthest, logits_of

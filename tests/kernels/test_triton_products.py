@@ -12,9 +12,9 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from alignedserve.kernels.common.blocked import BlockedWeight
-from alignedserve.kernels.common.fp8 import Fp8Linear, Fp8Weight, fp8_linear, fp8_weight, in_fp8
+from alignedserve.kernels.common.fp8 import Fp8Linear, fp8_linear, fp8_weight, in_fp8
 from alignedserve.kernels.common.linear import Linear
-from alignedserve.kernels.common.quantised import quantised
+from alignedserve.kernels.common.quantised import Fp8Weight, quantised
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.triton.kernels import TritonKernels
 from alignedserve.kernels.triton.launch import interpreting

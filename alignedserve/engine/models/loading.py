@@ -21,9 +21,10 @@ from alignedserve.engine.weights.tensors import Cut, Weights, expand_into
 from alignedserve.kernels.common import fp8
 from alignedserve.kernels.common.decoder import Decoder, DecoderLayer, Norm
 from alignedserve.kernels.common.experts import ExpertWeights
-from alignedserve.kernels.common.fp8 import AnyQuantised, Fp8Weight
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import (
+    AnyQuantised,
+    Fp8Weight,
     QuantisedLinear,
     QuantisedWeight,
     joined,

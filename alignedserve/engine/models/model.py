@@ -12,8 +12,8 @@ from typing import Protocol
 from torch import Tensor
 
 from alignedserve.kernels.common.decoder import Paged
-from alignedserve.kernels.common.fp8 import AnyQuantised
 from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.quantised import AnyQuantised
 from alignedserve.kernels.common.scoring import Scoring
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from alignedserve.engine.weights.float8 import Float8
 from alignedserve.engine.weights.packed import bits_of, by_group, group_size, part_of, unpacked, zeros_or_none
 from alignedserve.engine.weights.tensors import Cut, Tensors
-from alignedserve.kernels.common.fp8 import AnyQuantised
-from alignedserve.kernels.common.quantised import QuantisedWeight
+from alignedserve.kernels.common.quantised import AnyQuantised, QuantisedWeight
 
 
 class CompressedTensors(Float8):

@@ -12,8 +12,7 @@ from torch import Tensor
 from alignedserve.engine.weights.packed import group_size
 from alignedserve.engine.weights.tensors import Cut, Form, Tensors
 from alignedserve.errors import ModelError
-from alignedserve.kernels.common.fp8 import FP8, AnyQuantised, Fp8Weight
-from alignedserve.kernels.common.quantised import rows_at_once
+from alignedserve.kernels.common.quantised import FP8, AnyQuantised, Fp8Weight, rows_at_once
 
 _STORED = "F8_E4M3"  # as safetensors calls it
 _SCALES = ("weight_scale", "weight_scale_inv")  # both are factors of the stored numbers

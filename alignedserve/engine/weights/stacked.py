@@ -17,7 +17,7 @@ from torch import Tensor
 
 from alignedserve.architectures.routing import Stack
 from alignedserve.engine.weights.tensors import Cut, Weights, whole_shape
-from alignedserve.kernels.common.fp8 import AnyQuantised
+from alignedserve.kernels.common.quantised import AnyQuantised
 
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,8 +14,7 @@ from torch import Tensor
 
 from alignedserve.architectures.weight_files import INDEX, tensor_places, weight_files
 from alignedserve.errors import ModelError, UnsupportedModel
-from alignedserve.kernels.common.fp8 import AnyQuantised
-from alignedserve.kernels.common.quantised import rows_at_once
+from alignedserve.kernels.common.quantised import AnyQuantised, rows_at_once
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _FLOATS_OF_8_BITS = (torch.float8_e4m3fn,)
@@ -108,12 +109,9 @@ class Tensors:
     def part(self, name: str, shape: tuple[int, ...], cut: Cut | None) -> Tensor:
         """Return a tensor of floats, or the part of it that has this shape, as it is stored."""
         # The file is opened for each tensor: the parts read count as this process's memory until the file is closed.
-        path, stored = self._place(name)
-        wanted = whole_shape(shape, cut)
-        try:
-            found, tensor = _read(_open(path), stored, shape, cut)
-        except SafetensorError as error:
-            raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
+        path, wanted = self._place(name)[0], whole_shape(shape, cut)
+        with self._opened(name) as (file, stored):
+            found, tensor = _read(file, stored, shape, cut)
         if tensor.dtype not in _FLOATS and not (tensor.dtype in _FLOATS_OF_8_BITS and self._form.expands):
             raise UnsupportedModel(
                 f"{path}: tensor {name} holds {tensor.dtype}, which means nothing without its scales:"
@@ -125,19 +123,21 @@ class Tensors:
 
     def stored(self, name: str, rows: slice | None = None) -> Tensor:
         """Return a tensor, or some of its rows, as it is stored."""
-        path, stored = self._place(name)
-        try:
-            file = _open(path)
+        with self._opened(name) as (file, stored):
             tensor: Tensor = file.get_tensor(stored) if rows is None else file.get_slice(stored)[rows]
-        except SafetensorError as error:
-            raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
         return tensor
 
     def stored_type(self, name: str) -> str:
         """Return the type of a tensor's numbers as the file calls it."""
+        with self._opened(name) as (file, stored):
+            return str(file.get_slice(stored).get_dtype())
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[tuple[Any, str]]:
+        """Yield the file of a tensor, and the name that it has there."""
         path, stored = self._place(name)
         try:
-            return str(_open(path).get_slice(stored).get_dtype())
+            yield _open(path), stored
         except SafetensorError as error:
             raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
 

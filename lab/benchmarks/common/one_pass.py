@@ -17,10 +17,9 @@ from alignedserve.engine.models.attention import attention_of
 from alignedserve.engine.models.families.choice import load_model
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.weights.forms import weights_of
-from alignedserve.kernels.common.fp8 import AnyQuantised
 from alignedserve.kernels.common.int8_kv import vector_of
 from alignedserve.kernels.common.linear import Linear
-from alignedserve.kernels.common.quantised import QuantisedLinear
+from alignedserve.kernels.common.quantised import AnyQuantised, QuantisedLinear
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 
