@@ -184,12 +184,6 @@ def fits(library: PagedLibrary, query: Tensor, cache: Tensor, spans: Spans) -> b
     return spans.is_in_order
 
 
-@dataclass(frozen=True)
-class FoundLibraries:
-    libraries: tuple[PagedLibrary, ...]
-    lacking: tuple[str, ...]  # why each absent library is absent
-
-
 def installed() -> tuple[list[str], list[str]]:
     """Return the libraries that are installed and those that are not; nothing is imported, which would take seconds."""
     there, lacking = list[str](), list[str]()
@@ -204,34 +198,15 @@ def installed() -> tuple[list[str], list[str]]:
     return there, lacking
 
 
-def find() -> FoundLibraries:
+def find() -> tuple[list[PagedLibrary], list[str]]:
     """Return the installed libraries that take page tables, and why the others are missing."""
-    found: list[PagedLibrary] = []
-    lacking: list[str] = []
-    for make in (_flash_attn_3, _flash_attn):
-        library = make()
-        if isinstance(library, str):
-            lacking.append(library)
-        else:
-            found.append(library)
-    return FoundLibraries(tuple(found), tuple(lacking))
-
-
-def _flash_attn_3() -> FlashAttn3 | str:
-    if find_spec(_FLASH_3) is None:
-        return _NO_FLASH_3
-    try:
-        return FlashAttn3(import_module(_FLASH_3))
-    except Exception as error:  # as of flash-attn, below
-        return f"{FlashAttn3.name} cannot be imported ({in_a_line(error)})"
-
-
-def _flash_attn() -> FlashAttn | str:
-    try:
-        number = version("flash-attn")
-    except PackageNotFoundError:
-        return _NO_FLASH_ATTN
-    try:
-        return FlashAttn(import_module("flash_attn"), number)
-    except Exception as error:  # built for another torch or CUDA, importing it may raise anything
-        return f"flash-attn {number} cannot be imported ({in_a_line(error)})"
+    found, (there, lacking) = list[PagedLibrary](), installed()
+    for name in there:
+        try:
+            if name == FlashAttn3.name:
+                found.append(FlashAttn3(import_module(_FLASH_3)))
+            else:
+                found.append(FlashAttn(import_module("flash_attn"), name.rpartition(" ")[2]))
+        except Exception as error:  # built for another torch or CUDA, importing it may raise anything
+            lacking.append(f"{name} cannot be imported ({in_a_line(error)})")
+    return found, lacking

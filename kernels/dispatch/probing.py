@@ -5,7 +5,7 @@ A kernel that does not compile, or is wrong on this device, is replaced by the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,6 @@ from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.paged_libraries import (
-    FoundLibraries,
     PagedLibrary,
     find,
     misfit,
@@ -37,14 +36,17 @@ _SIZE, _BLOCK_SIZE = 32, 16
 
 
 def working_libraries(
-    device: torch.device, dtype: torch.dtype, block_size: int | None, found: FoundLibraries | None = None
+    device: torch.device,
+    dtype: torch.dtype,
+    block_size: int | None,
+    found: tuple[Sequence[PagedLibrary], Sequence[str]] | None = None,
 ) -> tuple[list[PagedLibrary], list[str]]:
     """Return the libraries that attend to such blocks as the reference does, and why the others are not used."""
     if block_size is None:
         return [], []
-    found, reference, why_not = found or find(), Reference(), list[str]()
+    (libraries, lacking), reference, why_not = found or find(), Reference(), list[str]()
     working: list[PagedLibrary] = []
-    for library in found.libraries:
+    for library in libraries:
         if (why := misfit(library, dtype, block_size)) is not None:
             why_not.append(f"{library.name} is not used: {why}")
             continue
@@ -55,7 +57,7 @@ def working_libraries(
         working.append(library)
         if (limit := library.why_not(True)) is not None:
             why_not.append(f"{library.name} is not used for decodes: {limit}")
-    return working, [*why_not, *found.lacking]
+    return working, [*why_not, *lacking]
 
 
 def _fault_of_library(

@@ -24,7 +24,6 @@ from alignedserve.kernels.dispatch.paged_libraries import (
     PAGE,
     FlashAttn,
     FlashAttn3,
-    FoundLibraries,
     PagedLibrary,
     find,
 )
@@ -315,7 +314,7 @@ def test_at_the_start_it_is_said_which_are_used_and_why_not() -> None:
     flash, wrong = FlashAttn(FakeFlashAttn(), "2.8"), FlashAttn(Wrong(), "0.1")
 
     def told(dtype: torch.dtype, block_size: int | None, *libraries: PagedLibrary) -> tuple[list[str], list[str]]:
-        found = FoundLibraries(libraries, ("something else is not installed",))
+        found = libraries, ("something else is not installed",)
         working, why_not = working_libraries(CPU, dtype, block_size, found)
         return [library.name for library in working], why_not
 
@@ -334,14 +333,9 @@ def test_at_the_start_it_is_said_which_are_used_and_why_not() -> None:
 
 
 def test_what_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = find()
-    assert found.libraries == ()
-    assert found.lacking == (
-        "FlashAttention 3 is not installed",
-        "flash-attn is not installed",
-    )
+    assert find() == ([], ["FlashAttention 3 is not installed", "flash-attn is not installed"])
     monkeypatch.setattr(paged_libraries, "version", lambda _: "2.8.3")
-    assert find().lacking[1].startswith("flash-attn 2.8.3 cannot be imported (ModuleNotFoundError")
+    assert find()[1][1].startswith("flash-attn 2.8.3 cannot be imported (ModuleNotFoundError")
 
 
 def test_what_may_be_there_is_told_by_versions(monkeypatch: pytest.MonkeyPatch) -> None:
