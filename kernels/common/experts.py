@@ -13,11 +13,11 @@ nobody which experts a step has chosen:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from alignedserve.architectures.routing import Clamp, Routing, Scores
@@ -33,23 +33,19 @@ class ExpertWeights:
     clamp: Clamp | None
     taken: int  # experts of a row
     weighs_inputs: bool  # whether a share is a factor of what an expert reads, not of what it makes
-    addresses: Tensor  # int64 [4, experts], as drawn above
 
-    @classmethod
-    def from_layers(
-        cls, ups: Sequence[Linear], downs: Sequence[Linear], clamp: Clamp | None, taken: int, weighs_inputs: bool
-    ) -> ExpertWeights:
-        """Return the weights of these experts, which must be plain numbers, alike in shape, dtype and biases."""
-        for layers in (ups, downs):
+    @cached_property
+    def addresses(self) -> Tensor:
+        """Return int64 [4, experts], as drawn above, of experts of plain numbers, alike in shape, dtype and biases."""
+        for layers in (self.ups, self.downs):
             if len({(layer.shape, layer.bias is None) for layer in layers}) != 1 or layers[0].packed:
                 raise ValueError("experts that run at once must have weights alike")
         rows = [
             [0 if of is None else of.data_ptr() for of in column]
-            for layers in (ups, downs)
+            for layers in (self.ups, self.downs)
             for column in ([layer.memory for layer in layers], [layer.bias for layer in layers])
         ]
-        table = torch.tensor(rows, dtype=torch.int64, device=ups[0].memory.device)
-        return cls(ups, downs, clamp, taken, weighs_inputs, table)
+        return torch.tensor(rows, dtype=torch.int64, device=self.ups[0].memory.device)
 
     def __len__(self) -> int:
         return len(self.ups)
@@ -102,28 +98,33 @@ def _within_groups(wished: Tensor, routing: Routing, is_biased: bool) -> Tensor:
     return hidden.flatten(-2)
 
 
-def add_experts(x: Tensor, experts: ExpertWeights, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
+def add_experts(
+    x: Tensor,
+    experts: ExpertWeights,
+    chosen: Tensor,
+    shares: Tensor,
+    out: Tensor,
+    silu_mul: Callable[[Tensor], Tensor],
+) -> None:
     """Add to each row of `out` what its experts make of its row of x, one expert after another.
 
-    `chosen` and `shares` are [rows, experts of a row]. This waits for the device, to learn which experts run.
+    `chosen` and `shares` are [rows, experts of a row]. The CPU must know how many rows each expert has.
     """
-    sums = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
-    for expert in chosen.unique().tolist():
-        rows, places = (chosen == expert).nonzero(as_tuple=True)
-        share = shares[rows, places][:, None]
-        taken = (x[rows] * share).to(x.dtype) if experts.weighs_inputs else x[rows]
-        made = _made(taken, experts, expert).float()
-        sums.index_add_(0, rows, made if experts.weighs_inputs else made * share)
-    out += sums
-
-
-def _made(x: Tensor, experts: ExpertWeights, expert: int) -> Tensor:
-    """Return what one expert makes of rows."""
-    up, down = experts.ups[expert], experts.downs[expert]
-    both = F.linear(x, up.memory, up.bias)
-    gate, raised = both.chunk(2, dim=-1)
-    inner = F.silu(gate) * raised if experts.clamp is None else clamped(both, experts.clamp)
-    return F.linear(inner, down.memory, down.bias)
+    by_expert = chosen.flatten().argsort(stable=True)
+    counts = chosen.flatten().bincount(minlength=len(experts)).tolist()
+    taken = x.index_select(0, by_expert.div(chosen.shape[1], rounding_mode="floor"))
+    by_pair = shares.flatten().index_select(0, by_expert)[:, None]
+    if experts.weighs_inputs:
+        taken *= by_pair
+    made = []
+    for rows, up, down in zip(taken.split(counts), experts.ups, experts.downs, strict=True):
+        if len(rows):
+            both = up(rows)
+            made.append(down(silu_mul(both) if experts.clamp is None else clamped(both, experts.clamp)))
+    of_pairs = torch.cat(made)
+    if not experts.weighs_inputs:
+        of_pairs *= by_pair
+    out += of_pairs.index_select(0, by_expert.argsort()).view(*chosen.shape, -1).sum(1)
 
 
 def clamped(gate_up: Tensor, clamp: Clamp) -> Tensor:

@@ -103,7 +103,7 @@ class Reference:
 
     def add_experts(self, x: Tensor, experts: ExpertWeights, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
         """Add to each row of `out` what its experts make of its row of x; experts.py defines it."""
-        add_experts(x, experts, chosen, shares, out)
+        add_experts(x, experts, chosen, shares, out, self.silu_mul)
 
     def adapt(self, step: StepAdapters, layer: int, x: Tensor, out: Tensor) -> None:
         """Add to `out` [rows, outputs] what the step's adapters add to the layer of this number, from x."""

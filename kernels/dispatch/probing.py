@@ -211,7 +211,7 @@ def _by_experts(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
             [kernels.linear(each, made(each.shape[0]) if clamp else None) for each in weights]
             for weights in (ups, downs)
         ]
-        weights = ExpertWeights.from_layers(layers[0], layers[1], clamp, 2, clamp is not None)
+        weights = ExpertWeights(layers[0], layers[1], clamp, 2, clamp is not None)
         x, chosen = made(rows, _SIZE), made(rows, 4).topk(2, dim=1).indices
         out.append(
             _in_place(made(rows, _SIZE), partial(kernels.add_experts, x, weights, chosen, made(rows, 2).float()))

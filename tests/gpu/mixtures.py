@@ -69,7 +69,7 @@ class MixtureCase:
             return [kernels.linear(own, of) for own, of in zip(weight.to(device), biases, strict=True)]
 
         ups, downs = layers(self.up, up_bias), layers(self.down, down_bias)
-        return ExpertWeights.from_layers(ups, downs, self.clamp, self.chosen.shape[1], self.weighs_inputs)
+        return ExpertWeights(ups, downs, self.clamp, self.chosen.shape[1], self.weighs_inputs)
 
     def sums(self, kernels: Reference, device: torch.device) -> torch.Tensor:
         out = self.beside.to(device, copy=True)

@@ -37,10 +37,10 @@ def test_each_that_fails_is_named_with_its_reason_and_replaced() -> None:
 
 def test_one_that_is_off_is_named_alone() -> None:
     class Off(Reference):
-        def silu_mul(self, x: Tensor) -> Tensor:
-            return super().silu_mul(x) + 0.5
+        def gelu_mul(self, gate_up: Tensor) -> Tensor:
+            return super().gelu_mul(gate_up) + 0.5
 
-    assert broken(Off(), CPU, torch.bfloat16) == {"silu_mul": "it is off by 0.5"}
+    assert broken(Off(), CPU, torch.bfloat16) == {"gelu_mul": "it is off by 0.5"}
 
 
 def test_the_fastest_way_is_the_one_with_the_shortest_turn_and_is_measured_once() -> None:

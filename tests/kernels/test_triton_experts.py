@@ -183,5 +183,6 @@ def test_experts_that_differ_cannot_run_at_once() -> None:
     case = MixtureCase.made(1, torch.float32, rows=1, experts=3, taken=1, hidden=16, inner=8)
     weights = case.weights(REFERENCE, CPU)
     ups = [*weights.ups[:2], REFERENCE.linear(torch.zeros(20, 16))]
+    unlike = ExpertWeights(ups, weights.downs, None, 1, False)
     with pytest.raises(ValueError, match="weights alike"):
-        ExpertWeights.from_layers(ups, weights.downs, None, 1, False)
+        _ = unlike.addresses

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from alignedserve.kernels.common.decoder import AttentionLayer, DecoderLayer, In
 from alignedserve.kernels.common.experts import ExpertWeights, clamped
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import QuantisedLinear
+from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 _USUAL = ExpertNames()
@@ -123,61 +124,17 @@ class SharedMlp:
             out += F.linear(x, self.gate).sigmoid() * self.mlp(x)
 
 
-class Experts(Protocol):
-    """The experts of a layer."""
-
-    def add(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
-        """Add to each row of `out` what its experts make of its row of x; the last two are [rows, chosen]."""
-
-
-@dataclass(frozen=True)
-class ExpertsInTurn:
-    """Experts that run one after another: the CPU must know how many rows each has."""
-
-    experts: Sequence[DenseMlp]
-    weighs_inputs: bool
-
-    def add(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
-        by_expert = chosen.flatten().argsort(stable=True)
-        counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()
-        taken = x.index_select(0, by_expert.div(chosen.shape[1], rounding_mode="floor"))
-        by_pair = shares.flatten().index_select(0, by_expert)[:, None]
-        if self.weighs_inputs:
-            taken *= by_pair
-        by_one = zip(self.experts, taken.split(counts), strict=True)
-        made = torch.cat([expert(rows) for expert, rows in by_one if len(rows)])
-        if not self.weighs_inputs:
-            made *= by_pair
-        out += made.index_select(0, by_expert.argsort()).view(*chosen.shape, -1).sum(1)
-
-
-@dataclass(frozen=True)
-class ExpertsAtOnce:
-    """Experts that one kernel runs, which finds their rows on the device."""
-
-    weights: ExpertWeights
-    kernels: Kernels
-
-    def add(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
-        self.kernels.add_experts(x, self.weights, chosen, shares, out)
-
-
-def experts_of(experts: Sequence[DenseMlp], routing: Routing, loader: Loader) -> Experts:
-    """Return the experts of a layer as they run here: at once where a kernel does that, and their weights are plain
+def _run_at_once(experts: ExpertWeights, loader: Loader) -> bool:
+    """Return whether one kernel runs all experts of a layer: where there is one, and their weights are plain
     numbers."""
-    layers = [layer for expert in experts for layer in (expert.up, expert.down)]
     if not loader.kernels.captures_experts:
-        return ExpertsInTurn(experts, routing.weighs_inputs)
+        return False
+    layers = (*experts.ups, *experts.downs)
     if any(isinstance(layer, QuantisedLinear) or layer.memory.dtype is not loader.dtype for layer in layers):
         loader.in_turn.append("experts with quantised weights run one after another")
-        return ExpertsInTurn(experts, routing.weighs_inputs)
-    weights = ExpertWeights.from_layers(
-        [expert.up for expert in experts],
-        [expert.down for expert in experts],
-        *(routing.clamp, routing.chosen, routing.weighs_inputs),
-    )
-    loader.mixtures.append(weights)
-    return ExpertsAtOnce(weights, loader.kernels)
+        return False
+    loader.mixtures.append(experts)
+    return True
 
 
 @dataclass(frozen=True)
@@ -185,14 +142,19 @@ class ExpertsMlp:
     """A mixture of experts, and what all tokens take beside it. Each rank has a part of each expert."""
 
     router: Router
-    experts: Experts
+    experts: ExpertWeights
+    is_at_once: bool  # whether one kernel runs all experts; else they run one after another
+    kernels: Kernels
     shared: SharedMlp | None
     total: Callable[[Tensor], None] | None  # sums the outputs over ranks
 
     def add_to(self, x: Tensor, residual: Tensor) -> None:
-        adds_at_once = self.total is None and isinstance(self.experts, ExpertsAtOnce)
+        adds_at_once = self.total is None and self.is_at_once
         out = residual if adds_at_once else torch.zeros_like(x)
-        self.experts.add(x, *self.router(x), out)
+        if self.is_at_once:
+            self.kernels.add_experts(x, self.experts, *self.router(x), out)
+        else:
+            Reference.add_experts(self.kernels, x, self.experts, *self.router(x), out)
         if self.shared is not None:
             self.shared.add_to(x, out)
         if self.total is not None:
@@ -234,9 +196,14 @@ def _experts_mlp(config: MixtureConfig, routing: Routing, layer: str, loader: Lo
             dense_mlp(loader, f"{layer}.{names.shared}", hidden, config.shared_size, is_summed=False),
             loader.vector(gate, 1, hidden) if routing.shared_is_gated else None,
         )
+    each = [expert(number) for number in range(routing.experts)]
+    ups, downs = [one.up for one in each], [one.down for one in each]
+    experts = ExpertWeights(ups, downs, routing.clamp, routing.chosen, routing.weighs_inputs)
     return ExpertsMlp(
         _router(routing, layer, hidden, loader),
-        experts_of([expert(number) for number in range(routing.experts)], routing, loader),
+        experts,
+        _run_at_once(experts, loader),
+        loader.kernels,
         shared,
         loader.ranks.total if loader.ranks.size > 1 else None,
     )
