@@ -91,10 +91,18 @@ def pack_reply(number: int, reply: Reply) -> bytes:
 
 
 def read_reply(raw: bytes | bytearray, number: int) -> Reply:
-    magic, transfer, reply = _REPLY.unpack(raw)
-    if (magic, transfer) != (_MAGIC, number) or reply > max(Reply):
-        raise NotOurs(f"the other end answers to something else than transfer {number}")
+    (reply,) = _of_transfer(_REPLY, raw, number)
+    if reply > max(Reply):
+        raise NotOurs(f"the other end answers something else than transfer {number} may be told")
     return Reply(reply)
+
+
+def _of_transfer(form: struct.Struct, raw: bytes | bytearray, number: int) -> list[int]:
+    """Return the numbers of a frame behind its head. Raises NotOurs for one of another version or transfer."""
+    magic, transfer, *rest = form.unpack_from(raw)
+    if (magic, transfer) != (_MAGIC, number):
+        raise NotOurs(f"the other end speaks of something else than transfer {number}")
+    return rest
 
 
 def pack_handle(handle: bytes) -> bytes:
@@ -118,9 +126,7 @@ def pack_places(number: int, blocks: Sequence[int], checksum: int) -> bytes:
 
 def read_places(raw: bytes | bytearray, number: int) -> tuple[tuple[int, ...], int]:
     """Return the blocks and the checksum."""
-    magic, transfer, checksum = _PLACES.unpack_from(raw)
-    if (magic, transfer) != (_MAGIC, number):
-        raise NotOurs(f"the other end says where another transfer than {number} lies")
+    (checksum,) = _of_transfer(_PLACES, raw, number)
     num_blocks = (len(raw) - _PLACES.size) // _BLOCK_BYTES
     return struct.unpack_from(f"={num_blocks}I", raw, _PLACES.size), checksum
 
@@ -131,7 +137,4 @@ def pack_turn(number: int, communicator: int) -> bytes:
 
 def read_turn(raw: bytes | bytearray, number: int) -> int:
     """Return the number of the communicator."""
-    magic, transfer, communicator = _TURN.unpack(raw)
-    if (magic, transfer) != (_MAGIC, number):
-        raise NotOurs(f"the other end takes its turn for another transfer than {number}")
-    return int(communicator)
+    return _of_transfer(_TURN, raw, number)[0]
