@@ -201,7 +201,7 @@ def _check_mpt(given: Given, attention: Given) -> None:
 
 
 def _common(given: Given, **keys: str) -> dict[str, Any]:
-    known = common(given, usual=_POSITIONS, **keys)
+    known = common(given, usual=_POSITIONS, keys=keys)
     return known | {
         "head_dim": whole_head(
             given, known["hidden_size"], known["num_heads"], keys.get("num_heads", "num_attention_heads")

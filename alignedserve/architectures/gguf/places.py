@@ -45,7 +45,8 @@ class Kind(Enum):
     @property
     def bits(self) -> int:
         """Return in how many bits the engine keeps a quantised number."""
-        return self.value[3]
+        *_, bits, _group, _more = self.value
+        return bits
 
 
 _TABLES = ("model.embed_tokens.weight", "gpt_neox.embed_in.weight")  # of embeddings
