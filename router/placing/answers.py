@@ -29,7 +29,7 @@ _MOST_CHATS = 128  # that are looked at: beyond that, each stands for several
 _BIN = 32  # tokens of output that are counted together
 _PRIOR = 4.0  # outputs of the expected length that count as ended before any did
 _BELIEF = 1.0  # outputs that are believed to have reached each length, and to have ended there as elsewhere
-_LONGER = 4.0  # times the longest output: no output is expected to get longer by more, on average
+_LONGER = 16.0  # times the longest output: no output is expected to get longer by more, on average
 _HALVED = 256  # outputs after which earlier ones count half
 _PAUSE_S = 1.0  # a shortage that is over sooner keeps nobody waiting for long
 _HARDLY = 2.3  # where the hazards sum up to this, one in ten is left
@@ -187,7 +187,7 @@ class OutputLengths:
         """Return the hazards, given the lengths so far of outputs that go on; each stands for `weight` such.
 
         Where no output has come, they end as often for each token as everywhere; and on average not later than after
-        four times as many tokens as the longest has."""
+        16 times as many tokens as the longest has: where all chats go on at the start, long answers are expected."""
         goes_on = Counter(int(tokens) // _BIN for tokens in open_at)
         tokens = _BIN * sum(self._came) + weight * sum(open_at)
         longest = max([self._expected, _BIN * len(self._came), *open_at])
