@@ -26,11 +26,9 @@ from alignedserve.errors import ConfigError
 
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Chats with any server that has an OpenAI-compatible HTTP API; each line of piped input is a turn."
-    )
+    """Chats with any server that has an OpenAI-compatible HTTP API; each line of piped input is a turn."""
     add_flags(parser, ChatOptions)
-    parser.set_defaults(run=partial(_ask, "chat", ChatOptions), parser=parser)
+    parser.set_defaults(run=partial(_ask, "chat", ChatOptions))
 
 
 def _ask(command: str, declared: type, args: argparse.Namespace) -> int:
@@ -40,20 +38,16 @@ def _ask(command: str, declared: type, args: argparse.Namespace) -> int:
 
 
 def add_status(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Shows a deployment's parts, their nodes and the open requests; exits with 1 where it is not ready."
-    )
+    """Shows a deployment's parts, their nodes and the open requests; exits with 1 where it is not ready."""
     add_flags(parser, StatusOptions)
-    parser.set_defaults(run=partial(_ask, "status", StatusOptions), parser=parser)
+    parser.set_defaults(run=partial(_ask, "status", StatusOptions))
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Tells where a request waited, for how long and for whom, what ran it, and why it was refused. Parts remember "
-        "the last minutes, and tell only the key that sent the request."
-    )
+    """Tells where a request waited, for how long and for whom, what ran it, and why it was refused. Parts remember the
+    last minutes, and tell only the key that sent the request."""
     add_flags(parser, ExplainOptions)
-    parser.set_defaults(run=_explain, parser=parser)
+    parser.set_defaults(run=_explain)
 
 
 def _explain(args: argparse.Namespace) -> int:
@@ -67,29 +61,25 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def add_stop(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Stops the deployment that you serve on this machine, as Ctrl-C would: open requests go on for server.drain_s. "
-        "On a cluster run it on the head."
-    )
+    """Stops the deployment that you serve on this machine, as Ctrl-C would: open requests go on for server.drain_s. On
+    a cluster run it on the head."""
     parser.add_argument(
         "--launcher",
         action="store_true",
         help="end the launcher alone: what it started serves on for 20 s, and `serve` goes on with that",
     )
     _add_port(parser)
-    parser.set_defaults(run=_stop, parser=parser)
+    parser.set_defaults(run=_stop)
 
 
 def add_scale(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Changes how many workers a deployment has, while it serves. New workers are used once they are ready; workers "
-        "that leave take nothing new and end when they have no request, or after server.drain_s: open requests then go "
-        "on elsewhere. Run it where `alignedserve serve` runs, as the same user."
-    )
+    """Changes how many workers a deployment has, while it serves. New workers are used once they are ready; workers
+    that leave take nothing new and end when they have no request, or after server.drain_s: open requests then go on
+    elsewhere. Run it where `alignedserve serve` runs, as the same user."""
     parser.add_argument("--prefill", type=int, metavar="N", help="prefill workers (default: as many as there are)")
     parser.add_argument("--decode", type=int, metavar="N", help="decode workers (default: as many as there are)")
     _add_port(parser)
-    parser.set_defaults(run=_scale, parser=parser)
+    parser.set_defaults(run=_scale)
 
 
 def add_reload(parser: argparse.ArgumentParser) -> None:
@@ -100,23 +90,21 @@ def add_reload(parser: argparse.ArgumentParser) -> None:
         "is taken, and the command says why. SIGHUP to `alignedserve serve` does the same, where it has no terminal."
     )
     _add_port(parser)
-    parser.set_defaults(run=lambda args: _order(args.port, reload=True), parser=parser)
+    parser.set_defaults(run=lambda args: _order(args.port, reload=True))
 
 
 def add_restart(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Replaces the processes of the deployment that you serve on this machine one after another, while the others "
-        "serve. A gateway and a worker end when the next one runs and nothing is left there, or after server.drain_s: "
-        "no stream of that length breaks. The others end and come again, and streams go on. Ctrl-C ends it after the "
-        "process in turn; exits with 2 where not all are replaced. On a cluster run it on the head."
-    )
+    """Replaces the processes of the deployment that you serve on this machine one after another, while the others
+    serve. A gateway and a worker end when the next one runs and nothing is left there, or after server.drain_s: no
+    stream of that length breaks. The others end and come again, and streams go on. Ctrl-C ends it after the process in
+    turn; exits with 2 where not all are replaced. On a cluster run it on the head."""
     parser.add_argument(
         "--in-place",
         action="store_true",
         help="end each worker before the next one starts, where there is no memory for both: streams wait meanwhile",
     )
     _add_port(parser)
-    parser.set_defaults(run=_restart, parser=parser)
+    parser.set_defaults(run=_restart)
 
 
 def _add_port(parser: argparse.ArgumentParser) -> None:
@@ -177,7 +165,7 @@ def _order(port: int, last: str = "", **asked: Any) -> int:
 
 
 def add_batch(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Batch jobs on any server that has OpenAI's files and batches."
+    """Batch jobs on any server that has OpenAI's files and batches."""
     what = parser.add_subparsers(metavar="what", required=True)
 
     def add(name: str, about: str, act: Any) -> argparse.ArgumentParser:
@@ -221,12 +209,10 @@ def _download(batch: Any, server: object, args: argparse.Namespace) -> int:
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Puts a load on any server that has OpenAI's HTTP API, and measures what its clients get. The load is "
-        "written as for `simulate`, so the same load can be simulated. docs/reference/bench.md says the rest."
-    )
+    """Puts a load on any server that has OpenAI's HTTP API, and measures what its clients get. The load is written as
+    for `simulate`, so the same load can be simulated. docs/reference/bench.md says the rest."""
     add_flags(parser, BenchOptions)
-    parser.set_defaults(run=_bench, parser=parser)
+    parser.set_defaults(run=_bench)
 
 
 def _bench(args: argparse.Namespace) -> int:
@@ -246,7 +232,7 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Looks after the store of files and batch jobs, where `serve` with the same settings keeps it."
+    """Looks after the store of files and batch jobs, where `serve` with the same settings keeps it."""
     what = parser.add_subparsers(metavar="what", required=True)
     check = what.add_parser("check", help="show what the store guarantees and holds, and what is wrong with it")
     check.description = "Shows what the store guarantees and holds; exits with 1 where something is missing."

@@ -6,7 +6,7 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -114,23 +114,36 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="alignedserve", description="Serves large language models: real-time chat and batch jobs.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(metavar="command", required=True)
-    add_serve(commands.add_parser("serve", help="serve a model over an OpenAI-compatible HTTP API"))
-    add_chat(commands.add_parser("chat", help="chat with a served model in the terminal"))
-    add_status(commands.add_parser("status", help="show the parts of a deployment and its open requests"))
-    add_explain(commands.add_parser("explain", help="tell what happened to a request, and why"))
-    add_scale(commands.add_parser("scale", help="change how many workers a deployment has, while it serves"))
-    add_reload(commands.add_parser("reload", help="take new keys, certificates and settings, while it serves"))
-    add_restart(commands.add_parser("restart", help="replace all processes one by one, while it serves"))
-    add_stop(commands.add_parser("stop", help="stop what is served on this machine"))
-    add_batch(commands.add_parser("batch", help="submit batch jobs, follow them, download their results"))
-    add_bench(commands.add_parser("bench", help="put a load on any OpenAI-compatible server, and measure it"))
-    add_store(commands.add_parser("store", help="check or export the store of files and batch jobs"))
-    add_key(commands.add_parser("key", help="make an API key, and add its hash to a keys file"))
-    add_doctor(commands.add_parser("doctor", help="show what this machine has for serving and what it lacks"))
-    add_profile(commands.add_parser("profile", help="measure what a model's steps take on this machine"))
-    add_presets(commands.add_parser("presets", help="list the presets, and the settings of each"))
+    for name, (add, purpose) in _COMMANDS.items():
+        _add(commands, name, add, purpose)
     _add_lab(commands)
     return parser
+
+
+def _add(commands: Any, name: str, add: Callable[[argparse.ArgumentParser], None], purpose: str) -> None:
+    """Add a command. The docstring of the function that adds its flags describes it, unless that sets another text."""
+    parser = commands.add_parser(name, help=purpose, description=add.__doc__)
+    add(parser)
+    parser.set_defaults(parser=parser)
+
+
+_COMMANDS = {
+    "serve": (add_serve, "serve a model over an OpenAI-compatible HTTP API"),
+    "chat": (add_chat, "chat with a served model in the terminal"),
+    "status": (add_status, "show the parts of a deployment and its open requests"),
+    "explain": (add_explain, "tell what happened to a request, and why"),
+    "scale": (add_scale, "change how many workers a deployment has, while it serves"),
+    "reload": (add_reload, "take new keys, certificates and settings, while it serves"),
+    "restart": (add_restart, "replace all processes one by one, while it serves"),
+    "stop": (add_stop, "stop what is served on this machine"),
+    "batch": (add_batch, "submit batch jobs, follow them, download their results"),
+    "bench": (add_bench, "put a load on any OpenAI-compatible server, and measure it"),
+    "store": (add_store, "check or export the store of files and batch jobs"),
+    "key": (add_key, "make an API key, and add its hash to a keys file"),
+    "doctor": (add_doctor, "show what this machine has for serving and what it lacks"),
+    "profile": (add_profile, "measure what a model's steps take on this machine"),
+    "presets": (add_presets, "list the presets, and the settings of each"),
+}
 
 
 # The lab's commands (lab/cli): the module with a command's flags, and what the command is for.
@@ -152,7 +165,7 @@ def _add_lab(commands: Any) -> None:
             parser.set_defaults(run=partial(_say_what_to_install, name), parser=parser)
         else:
             add = getattr(import_module(f"{LAB}.cli.{module}"), f"add_{name}")
-            add(commands.add_parser(name, help=purpose))
+            _add(commands, name, add, purpose)
 
 
 def _say_what_to_install(name: str, _: argparse.Namespace) -> NoReturn:

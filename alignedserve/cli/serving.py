@@ -52,7 +52,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ray", dest="launcher", action="store_const", const="ray", default=argparse.SUPPRESS, help="--launcher ray"
     )
-    parser.set_defaults(run=_serve, parser=parser)
+    parser.set_defaults(run=_serve)
 
 
 class _Joined(argparse.Action):
@@ -179,9 +179,9 @@ def _yaml(config: Config) -> str:
 
 
 def add_presets(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Lists the presets: what each does, where it is described, and the settings that make it."
+    """Lists the presets: what each does, where it is described, and the settings that make it."""
     parser.add_argument("name", nargs="?", metavar="PRESET", help="only this preset")
-    parser.set_defaults(run=_presets_listed, parser=parser)
+    parser.set_defaults(run=_presets_listed)
 
 
 def _presets_listed(args: argparse.Namespace) -> int:
@@ -210,13 +210,11 @@ def _head(name: str, listed: Preset) -> str:
 
 
 def add_key(parser: argparse.ArgumentParser) -> None:
+    """Makes an API key, prints it, once, and adds its hash to a file for `alignedserve serve --keys-file FILE`. To
+    revoke a key, remove its entry."""
     from alignedserve.gateway.access.keys import USUAL_SCOPES, Scope
 
     scopes, usual = [scope.value for scope in Scope], sorted(scope.value for scope in USUAL_SCOPES)
-    parser.description = (
-        "Makes an API key, prints it, once, and adds its hash to a file for `alignedserve serve --keys-file FILE`. "
-        "To revoke a key, remove its entry."
-    )
     parser.add_argument("name", metavar="NAME", help="name of the key's owner, who has the limits, files and jobs")
     parser.add_argument(
         "--file", type=file, metavar="FILE", required=True, help="the keys file; it is made where it does not exist"
@@ -241,7 +239,7 @@ def add_key(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(flag, type=whole(1), metavar="N", help=limit)
     parser.add_argument("--least-priority", type=int, metavar="N", help="lowest number of priority, which goes first")
-    parser.set_defaults(run=_key, parser=parser)
+    parser.set_defaults(run=_key)
 
 
 def _key(args: argparse.Namespace) -> int:
@@ -257,11 +255,9 @@ def _key(args: argparse.Namespace) -> int:
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Shows what this machine has for serving and what is missing; exits with 1 where it cannot serve."
-    )
+    """Shows what this machine has for serving and what is missing; exits with 1 where it cannot serve."""
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.set_defaults(run=_doctor, parser=parser)
+    parser.set_defaults(run=_doctor)
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -280,14 +276,14 @@ _PROFILED = (
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Measures what steps of a model take here; writes the cost model, and a plot beside it."
+    """Measures what steps of a model take here; writes the cost model, and a plot beside it."""
     parser.usage = "%(prog)s [MODEL] --out FILE [flags]"
     parser.add_argument("--out", type=Path, metavar="FILE", required=True, help="the profile; the plot is FILE.svg")
     parser.add_argument("--budget", type=above_zero, metavar="S", default=20.0, help="seconds to measure (default: 20)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
     for path in _PROFILED:
         add_setting(parser, settings()[path])
-    parser.set_defaults(run=_profile, parser=parser)
+    parser.set_defaults(run=_profile)
 
 
 def _profile(args: argparse.Namespace) -> int:

@@ -67,13 +67,11 @@ class WhatIsPlanned:
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Finds the cheapest deployment that keeps the workload's promises: which device, how many, colocated or with "
-        "prefill workers, by simulations. The answer and its neighbours are checked on fresh seeds. "
-        "docs/reference/plan.md says how to ask. Exits with 1 where nothing keeps the promises."
-    )
+    """Finds the cheapest deployment that keeps the workload's promises: which device, how many, colocated or with
+    prefill workers, by simulations. The answer and its neighbours are checked on fresh seeds. docs/reference/plan.md
+    says how to ask. Exits with 1 where nothing keeps the promises."""
     add_flags(parser, WhatIsPlanned)
-    parser.set_defaults(run=_plan, parser=parser)
+    parser.set_defaults(run=_plan)
 
 
 def _plan(args: argparse.Namespace) -> int:

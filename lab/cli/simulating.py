@@ -118,15 +118,13 @@ class WhatIsSaved:
 
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:
+    """Runs a workload through a whole deployment in virtual time, without a model or a GPU, and prints the figures.
+    Several presets, seeds or rates are compared: each figure is a mean over the seeds and half its range.
+    docs/how/simulator.md, docs/reference/figures.md and docs/reference/workloads.md say the rest."""
     parser.usage = "%(prog)s [flags]\n       %(prog)s --replay FILE\n       %(prog)s --diff FILE FILE"
-    parser.description = (
-        "Runs a workload through a whole deployment in virtual time, without a model or a GPU, and prints the figures. "
-        "Several presets, seeds or rates are compared: each figure is a mean over the seeds and half its range. "
-        "docs/how/simulator.md, docs/reference/figures.md and docs/reference/workloads.md say the rest."
-    )
     for declared in (WhatRuns, WhatIsWritten, WhatIsSaved):
         add_flags(parser, declared)
-    parser.set_defaults(run=_simulate, parser=parser)
+    parser.set_defaults(run=_simulate)
 
 
 def _simulate(args: argparse.Namespace) -> int:
@@ -179,13 +177,11 @@ class WhatIsReproduced:
 
 
 def add_reproduce(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Runs the figures of papers in virtual time: their workloads, the systems that they compare and our default. "
-        "Prints what each paper says beside what came out. docs/reproductions.md is what --out docs writes."
-    )
+    """Runs the figures of papers in virtual time: their workloads, the systems that they compare and our default.
+    Prints what each paper says beside what came out. docs/reproductions.md is what --out docs writes."""
     parser.add_argument("paper", nargs="?", metavar="PAPER", help="a paper, such as bros (default: all)")
     add_flags(parser, WhatIsReproduced)
-    parser.set_defaults(run=_reproduce, parser=parser)
+    parser.set_defaults(run=_reproduce)
 
 
 def _reproduce(args: argparse.Namespace) -> int:
@@ -224,6 +220,8 @@ class WhatIsFuzzed(WhatIsSaved):
 
 
 def add_fuzz(parser: argparse.ArgumentParser) -> None:
+    """Injects faults that follow from seeds into simulated deployments, and checks what must hold after every event.
+    Exits with 1 where a seed fails, or where runs that are compared differ."""
     parser.usage = (
         "%(prog)s [--seeds N | --until-failure]\n"
         "                         [--start S] [--jobs J] [--policy FILE] [--save FILE]\n"
@@ -231,12 +229,8 @@ def add_fuzz(parser: argparse.ArgumentParser) -> None:
         "       %(prog)s --replay FILE\n"
         "       %(prog)s --diff FILE FILE"
     )
-    parser.description = (
-        "Injects faults that follow from seeds into simulated deployments, and checks what must hold after every "
-        "event. Exits with 1 where a seed fails, or where runs that are compared differ."
-    )
     add_flags(parser, WhatIsFuzzed)
-    parser.set_defaults(run=_fuzz, parser=parser)
+    parser.set_defaults(run=_fuzz)
 
 
 def _fuzz(args: argparse.Namespace) -> int:
