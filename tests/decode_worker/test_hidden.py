@@ -118,6 +118,16 @@ class TestWhoWaits:
         worker.until_idle()
         assert {*worker.kinds("next")} == {""}
 
+    def test_leaves_the_blocks_that_others_grow_into(self) -> None:
+        """Three blocks are free: the next would fill them as hidden, and the first soon need one."""
+        worker = Worker()
+        worker.asked("first", prompt=21, max_tokens=8)
+        worker.works()
+        worker.asked("next", prompt=20, max_tokens=3)
+        worker.until_idle()
+        assert {*worker.kinds("next")} == {""}
+        assert num_preemptions(worker.core) == 0
+
     def test_is_kv_where_there_is_memory(self) -> None:
         worker = Worker()
         worker.asked("a", 5)

@@ -468,6 +468,26 @@ class TestPagesAtHand:
             worker.works()
         assert worker.heard(AskPages) == [AskPages(6, 1, (), is_spare=True)]
 
+    def test_are_for_the_prompt_first_whose_first_token_came_first(self) -> None:
+        """Else short prompts that come one after the other would keep a long prompt out of the pool."""
+        worker = Engine(decode_core(WorkerSetup(replace(LIMITS, num_blocks=64, max_step_tokens=64), root=ROOT)))
+        for neighbour in (POOL_MEMBER, ROUTER_MEMBER):
+            worker.hears(MemberJoined(neighbour))
+        long, short = tuple(range(25)), tuple(range(100, 109))
+        for name, prompt in (("long", long), ("short", short)):
+            worker.hears(said(ROUTER, Prefill(replace(request(name, max_tokens=60), prompt=prompt))))
+            worker.hears(said("pool-0", Prefix(name, 0, ())))
+        written = list[tuple[int, ...]]()
+        for pages in ((20, 21), (30, 31)):
+            assert not written, "two pages are too few for the long one"
+            for _ in range(5):
+                worker.works()
+            ask = worker.heard(AskPages)[-1]
+            assert isinstance(ask, AskPages)
+            commands = worker.hears(said("pool-0", LeasePages(pages, ask.number)))
+            written += [command.tokens for command in commands if isinstance(command, CopyOut)]
+        assert written == [long[: 3 * PAGE], short[:PAGE]]
+
     def test_an_ask_or_an_answer_that_was_lost_is_said_again(self) -> None:
         core = decode_core(WorkerSetup(TIGHT, GROWING, root=ROOT))
         worker = Engine(core)

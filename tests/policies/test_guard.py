@@ -25,6 +25,7 @@ from alignedserve.policies.kinds import (
     RequestInLine,
     WorkerChoice,
 )
+from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.shell import answer_limit
 from alignedserve.shell.answer_limit import AnswerLimit
 
@@ -47,7 +48,7 @@ def answering(kind: Any, answer: Any) -> OwnPolicy:
             raise answer
         return answer
 
-    made: OwnPolicy = type("Made", (kind,), {kind.method: given})()
+    made: OwnPolicy = type("Made", (kind,), {kind.method: given})(*kind.made_with)
     setattr(made, kind.method, given)
     return made
 
@@ -115,6 +116,16 @@ def test_a_slow_policy_is_asked_no_more() -> None:
     borne = int(MOST_WASTED_S / 0.2) + 1
     assert answers == ["decode-1"] * borne + [USUAL] * (10 - borne)
     assert failures.counts == {(PolicyKind.PLACEMENT, PolicyFailure.SLOW): 1}
+
+
+@pytest.mark.parametrize(("kind", "usual_ms"), [(Scheduler, 5), (PlacementPolicy, 1), (OrderPolicy, 0.1)])
+def test_a_policy_may_take_as_long_as_is_usual_of_its_kind(kind: type[OwnPolicy], usual_ms: float) -> None:
+    """docs/reference/policies.md names these times: who writes a policy keeps to them."""
+    for share in (0.9, 1.5):
+        guard, failures = guard_of(answering(kind, None), (share * 1e-3 * usual_ms * tick for tick in count()))
+        for _ in range(int(1.1 * MOST_WASTED_S / (0.5e-3 * usual_ms))):
+            guard.call(lambda: None, lambda _answer: None)
+        assert failures.counts == ({(kind.kind, PolicyFailure.SLOW): 1} if share > 1 else {})
 
 
 def test_one_slow_answer_among_quick_ones_is_borne() -> None:

@@ -115,6 +115,7 @@ def steps_of(view: StepView, number: int) -> list[PlannedStep]:
     guarded = Guarded(scheduler_of(policy, 8), Guard("mine", ChatsAlone(policy, 8), lambda: 0.0, failures))
     known = {running.request.id: running for running in (*view.here, *view.waiting)}
     for at in range(1, number + 1):
+        guarded.plan(view)  # and again, as where prompts are fetched first: a step counts once
         steps.append(guarded.plan(view))
         prompts = [known[chunk.request] for chunk in steps[-1].chunks]
         view = view._replace(ran=RanStep(at, steps[-1].decodes, prompts))

@@ -8,15 +8,17 @@ from math import inf
 import pytest
 
 from alignedserve.core import KEY_SALT_SIZE, ServiceClass, Slo
+from alignedserve.cost.fit import OnlineCost
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Uncertainty, length_of
 from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import StepTimes
-from alignedserve.worker.pace import COUNTED, LONGEST_S, SHARE, ArrivalForecast
+from alignedserve.worker.pace import COUNTED, LONGEST_S, SHARE, ArrivalForecast, Pace
+from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import StepBounds
 from alignedserve.worker.step.view import StepContext
-from tests.samples import request
+from tests.samples import LIMITS, request
 
 
 def coming(ttft_s: float, service: ServiceClass = ServiceClass.RT) -> WorkerRequest:
@@ -90,3 +92,23 @@ def test_only_for_chats_that_are_here_a_step_ends_with_certainty() -> None:
     at = StepContext(0.0, cost, StepTimes(), 512, 16, 64, Policy(), 64)
     assert StepBounds(prompts_s=0.09).careful_s(at) == pytest.approx(0.06)
     assert StepBounds(prompts_s=0.09, about_s=0.05).careful_s(at) == 0.05
+
+
+class Reading(OnlineCost):
+    """Cost model in which a millisecond goes for each prompt token, and for each token before them."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    @property
+    def model(self) -> CostModel:
+        return CostModel({kind: Coefficients(token=(1e-3,), cached=1e-3) for kind in Kind})
+
+
+def test_a_prompt_alone_takes_the_time_of_what_it_computes_behind_what_is_here() -> None:
+    """Of 64 tokens 48 are here: the other 16 take 16 ms, and 48 ms to read those."""
+    chat, pace = coming(1.0), Pace(WorkerSetup(LIMITS, cost=Reading()))
+    chat.request = replace(chat.request, prompt=(1,) * 64)
+    chat.found(48, version=0)
+    pace.prompt_came(chat, 0.0)
+    assert pace.context(0.0).calm_s == pytest.approx(SHARE * (1.0 - 0.064))

@@ -161,6 +161,15 @@ class TestTheBound:
         found = dict(ran(select([decode], [document("d", prompt=400)], [], replace(moment(), cost=remaking))))
         assert found["d"] == pytest.approx(size, abs=1)
 
+    def test_documents_wait_where_there_is_no_time_to_make_their_kv_again(self) -> None:
+        """After the chat 9.5 ms are left. A document's decode takes 1 ms, and its 66 tokens take another."""
+        remaking = CostModel({kind: replace(of, remade=1e-3 / 66) for kind, of in COST.coefficients.items()})
+        documents = [document(f"d{number}", output=3) for number in range(30)]
+        for running in documents:
+            running.kv = KvForm((0,), form="hidden")
+        found = select([*documents, chat("a", 0.0205, output=3)], [], [], replace(moment(), cost=remaking))
+        assert len(found.decodes) == 5
+
     def test_slow_steps_lately_do_not_leave_a_chat_unprotected(self) -> None:
         """The time of the chat's own prompt decides whether it can be in time, not recent steps full of documents."""
         at = replace(moment(), times=StepTimes(mean_s=0.31, most_s=0.31))
@@ -367,6 +376,13 @@ class TestTheOrder:
         ]
         found = select([], prompts, [], moment(room=35))
         assert ran(found) == [("urgent", 10), ("rt", 10), ("behind", 10), ("be", 5)]
+
+    @pytest.mark.parametrize("most", [1, 2])
+    def test_of_urgent_documents_decodes_come_first(self, most: int) -> None:
+        """With a single place the order of decodes is kept between steps."""
+        decodes = [document(name, output=3, jct_s=0.1) for name in ("a", "b")]
+        found = select(decodes, [document("prompt", 10, jct_s=0.05)], [], moment(), most=most)
+        assert ran(found) == [("a", 1), ("b", 1)][:most]
 
     def test_of_documents_that_are_all_behind_the_least_urgent_leaves(self) -> None:
         behind = [document(name, output=3, jct_s=jct_s) for name, jct_s in (("little", 0.1), ("much", 0.05))]

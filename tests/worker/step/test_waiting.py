@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import NO_KV, ServiceClass
+from alignedserve.core import KEY_SALT_SIZE, NO_KV, ServiceClass
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.dues import TokenPromise, Yielding, promise
 from alignedserve.scheduling.policy import Policy, SchedulerName
@@ -104,3 +105,21 @@ def test_a_prompt_keeps_its_place_while_its_promise_changes(number: int) -> None
         num_rt = sum(prompt.promise.is_rt for prompt in prompts)
         assert (len(waiting.real_time), len(waiting.best_effort)) == (num_rt, 3 - num_rt)
     assert (number > 0) or [*waiting.real_time] == prompts
+
+
+def test_callers_that_have_gone_leave_nothing() -> None:
+    """Each key is a caller, and a worker may run for months. The order looks at what each caller has."""
+    at = moment(Policy())
+    waiting = waits([document("stays")], at)
+
+    def come_and_go(callers: range) -> int:
+        for caller in callers:
+            leaves = document("leaves")
+            leaves.request = replace(leaves.request, salt=f"{caller:0{KEY_SALT_SIZE}}")
+            waiting.add(leaves)
+            waiting.refresh(NOW, TIMES, at.chunk)
+            waiting.remove(leaves)
+            assert len([*waiting.in_order(NOW, TIMES.most_s)]) == 1
+        return sum(type(held) is list for held in gc.get_objects())
+
+    assert come_and_go(range(200)) + 500 > come_and_go(range(200, 1200))
