@@ -27,6 +27,7 @@ from alignedserve.protocol.messages import (
     Pull,
 )
 from alignedserve.scheduling.policy import Handoff, Policy
+from alignedserve.worker.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
 from tests.prefill_worker.asks import asks, firm, leased, spare
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
@@ -130,6 +131,16 @@ def test_where_kv_stays_on_its_device_no_pages_are_asked_for(worker: PrefillCore
         commands = worker.handle(StepDone(StepResult(number, first)), 0.0)
         assert not asks(commands)
     assert sent(commands, "decode-0")
+
+
+def test_pages_that_were_asked_for_go_back_once_kv_stays_though_their_answer_was_lost() -> None:
+    """The pool has leased them to this worker, which does not know, and has no use for them any more."""
+    worker = PrefillCore(WorkerSetup(LIMITS, Policy(handoff=Handoff.DEVICE, reuse=False), direct=True))
+    worker.handle(MemberJoined(POOL_MEMBER), 0.0)
+    assert AskPages(1, 1, (), is_spare=True) in sent(worker.handle(said(ROUTER, Prefill(A)), 0.0))
+    worker.handle(MemberJoined(DECODE), 0.0)
+    told = sent(worker.handle(TimerFired("refresh"), REFRESH_S))
+    assert AskPages(0, 2, (), is_spare=True) in told
 
 
 def test_without_a_link_nothing_is_offered() -> None:

@@ -433,6 +433,14 @@ def test_an_owner_is_told_at_the_first_token_and_meanwhile_what_a_request_has_us
     assert [said["a"].seconds for said in told if said] == pytest.approx([0.008, 0.032, 0.056])
 
 
+def test_before_the_first_token_an_owner_is_told_of_more_than_a_fiftieth_of_a_second() -> None:
+    worker = decode_core(WorkerSetup(replace(LIMITS, num_blocks=64)))
+    worker.handle(MemberJoined(ROUTER_MEMBER), 0.0)
+    worker.handle(said(ROUTER, Prefill(metered("a", prompt=tuple(range(40))))), 0.0)
+    told = [uses(worker.handle(StepDone(StepResult(step, ()), 0.02), step / 10)) for step in range(1, 5)]
+    assert [said["a"].seconds if said else 0 for said in told] == pytest.approx([0, 0.04, 0, 0.08])
+
+
 def test_steps_of_the_same_decodes_are_charged_whole() -> None:
     """Many are charged like the step before; with who comes and goes that changes."""
     worker, told, step = decode_core(WorkerSetup(replace(LIMITS, num_blocks=64))), dict[str, Spent](), 0
