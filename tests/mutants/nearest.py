@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache, lru_cache
+from itertools import zip_longest
 from pathlib import Path
 
 from draw_folders import imports, modules
@@ -48,7 +49,10 @@ def near_files(mutant: Planted, ways: Mapping[Test, int]) -> list[str]:
         steps[file] = min(far, steps.get(file, far))
     near, ours = near_tests(mutant.file, mutant.imported_name), f"{folder_of_tests(mutant.file)}/"
     files = [*near, *sorted(steps.keys() - set(near))]
-    return sorted(files, key=lambda file: (steps.get(file, _NOWHERE), file in steps and not file.startswith(ours)))
+    ranked = sorted(files, key=lambda file: (steps.get(file, _NOWHERE), file in steps and not file.startswith(ours)))
+    # Tests of a part see much through its core, to which no name leads: every other file is one of its own.
+    own = [file for file in ranked if file.startswith(ours)]
+    return [*dict.fromkeys(file for both in zip_longest(ranked, own) for file in both if file)]
 
 
 @cache

@@ -34,13 +34,13 @@ from tests.mutants.nearest import near_files, ways_to
 from tests.mutants.other_code import Function, function_of, give_code, probe
 from tests.mutants.planted import SOURCE, Planted
 
-NEAR_FILES = 16  # of each mutated file
+NEAR_FILES = 24  # of each mutated file
 # Tests run without mutants, the nearest first, until so many run each mutant's function, or so much processor time has
 # gone for each mutant; then others, for those that survive, and more for those that survive these.
 ENOUGH = 5
 ROUNDS = ((ENOUGH, 0.8), (inf, 2.5), (inf, 8.0))
 SLOW_S = 0.5  # tests that take longer come after those that take less
-MUTANT_S = 6.0  # of processor time that the tests of a mutant take without it
+MUTANT_S = 8.0  # of processor time that the tests of a mutant take without it
 # With it a test has ten times what it takes, and a start: what it shares with others is made again. All have MOST_S.
 MOST_S, FACTOR, START_S = 60.0, 10.0, 20.0
 IMPORTS_S = 60.0  # more for a process that imports and collects
