@@ -19,11 +19,32 @@ from alignedserve.simulator.machines.faults import Skew
 
 _MOST_WORKERS, _MOST_NODES = 4, 3
 _AHEAD_S, _APART_S = 4 * 3600.0, 3 * 3600.0
+_BY_ARRIVAL = (
+    *(SchedulerName.VLLM_V0, SchedulerName.VLLM_V1, SchedulerName.ORCA),
+    *(SchedulerName.SARATHI, SchedulerName.FASTGEN, SchedulerName.DISTSERVE),
+)
 
 
 def widened(drawn: Scenario) -> Scenario:
     drawn = _with_families(_on_nodes(_with_more_workers(_switched(_with_preset(drawn)))))
-    return _with_callers(_with_copies_beside(_with_known_copies(drawn)))
+    return _ahead_of_promises(_as_others(_with_callers(_with_copies_beside(_with_known_copies(drawn)))))
+
+
+def _as_others(drawn: Scenario) -> Scenario:
+    """Give half of the runs by arrival the scheduler of another system, as a rule with other settings than its
+    preset's."""
+    draw = Random(f"{drawn.seed}/names")
+    if drawn.policy.scheduler is not SchedulerName.FCFS or draw.random() > 1 / 2:
+        return drawn
+    return replace(drawn, policy=replace(drawn.policy, scheduler=draw.choice(_BY_ARRIVAL)))
+
+
+def _ahead_of_promises(drawn: Scenario) -> Scenario:
+    """Plan every twelfth run for a part of the times that chats are promised."""
+    draw = Random(f"{drawn.seed}/before time")
+    if draw.random() > 1 / 12:
+        return drawn
+    return replace(drawn, policy=replace(drawn.policy, slo_scale=draw.choice((0.05, 0.5, 0.8))))
 
 
 def _with_callers(drawn: Scenario) -> Scenario:

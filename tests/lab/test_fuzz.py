@@ -230,7 +230,7 @@ def test_every_option_of_a_policy_is_drawn() -> None:
         drawn = {getattr(policy, field.name) for policy in policies}
         kinds = {type(value) for value in drawn if isinstance(value, Enum)}
         assert {value for kind in kinds for value in kind} <= drawn, field.name
-        assert len(drawn) > 1 or field.name in ("expected_chunk", "least_moved", "slo_scale"), field.name
+        assert len(drawn) > 1 or field.name in ("expected_chunk", "least_moved"), field.name
 
 
 def test_a_scenario_comes_back_from_its_file() -> None:
