@@ -158,16 +158,6 @@ struct Tiles<bf16> {
         }
     }
 
-    // [token][key_width]
-    static void pack_keys(const bf16* const* from, int tokens, int64_t head_dim, Number* out) {
-        int64_t width = key_width(head_dim);
-        bf16* to = (bf16*)out;
-        for (int t = 0; t < tokens; ++t)
-            for (int64_t i = 0; i < width; i += 32)
-                _mm512_storeu_si512(to + t * width + i, load_bf16(from[t] + i, head_dim - i));
-        std::memset(to + tokens * width, 0, (round_up(tokens, STEP) - tokens) * width * sizeof(bf16));
-    }
-
     // Loads 32 numbers of each of two tokens, zeros for missing tokens.
     static void load_pair(const bf16* const* from, int t, int tokens, int64_t i, int64_t head_dim, __m512i& low,
                           __m512i& high) {
@@ -220,6 +210,16 @@ struct Tiles<bf16> {
         _tile_loadconfig(&config);
     }
     static void end() { _tile_release(); }
+
+    // [token][key_width]
+    static void pack_keys(const bf16* const* from, int tokens, int64_t head_dim, Number* out) {
+        int64_t width = key_width(head_dim);
+        bf16* to = (bf16*)out;
+        for (int t = 0; t < tokens; ++t)
+            for (int64_t i = 0; i < width; i += 32)
+                _mm512_storeu_si512(to + t * width + i, load_bf16(from[t] + i, head_dim - i));
+        std::memset(to + tokens * width, 0, (round_up(tokens, STEP) - tokens) * width * sizeof(bf16));
+    }
 
     // Transposed, [number][token], which is how AMX takes its left factor.
     static void pack_values(const bf16* const* from, int tokens, int64_t head_dim, Number* to) {
@@ -308,6 +308,19 @@ struct Tiles<bf16> {
     static void begin() {}
     static void end() {}
 
+    // [16 tokens][pair][token]: scores() reads them from begin to end.
+    static void pack_keys(const bf16* const* from, int tokens, int64_t head_dim, Number* to) {
+        for (int first = 0; first < tokens; first += LANES)
+            for (int64_t i = 0; i < key_width(head_dim); i += 32) {
+                __m512 rows[LANES];
+                for (int t = 0; t < LANES; ++t)
+                    rows[t] = _mm512_castsi512_ps(first + t < tokens ? load_bf16(from[first + t] + i, head_dim - i)
+                                                                     : _mm512_setzero_si512());
+                transpose(rows);
+                for (int pair = 0; pair < LANES; ++pair, to += LANES) _mm512_storeu_ps(to, rows[pair]);
+            }
+    }
+
     // [pair of tokens][value_width]
     static void pack_values(const bf16* const* from, int tokens, int64_t head_dim, Number* to) {
         int64_t width = value_width(head_dim);
@@ -322,14 +335,11 @@ struct Tiles<bf16> {
     }
 
     static void scores(const Number* query, const Number* keys, int tokens, int64_t head_dim, float (*out)[LANES]) {
-        int64_t pairs = key_width(head_dim) / 2;
         for (int first = 0; first < tokens; first += 16) {
             __m512 sum[16] = {};
-            const Number* key = keys + first * pairs;
-            for (int64_t i = 0; i < (head_dim + 1) / 2; ++i) {
+            for (int64_t i = 0; i < key_width(head_dim) / 2; ++i, keys += LANES) {
                 __m512i part = _mm512_loadu_si512(query + i * LANES);
-                for (int t = 0; t < 16; ++t)
-                    sum[t] = dot_pairs(sum[t], part, _mm512_set1_epi32(int(key[t * pairs + i])));
+                for (int t = 0; t < 16; ++t) sum[t] = dot_pairs(sum[t], part, _mm512_set1_epi32(int(keys[t])));
             }
             for (int t = 0; t < 16; ++t) _mm512_storeu_ps(out[first + t], sum[t]);
         }
