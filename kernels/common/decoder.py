@@ -75,5 +75,8 @@ class Decoder(Protocol):
     def takes(self, rows: int) -> bool:
         """Return whether `rows` tokens run as fast this way as layer by layer."""
 
-    def run(self, x: Tensor, angles: Sequence[Angles], paged: Paged) -> None:
-        """Run x [rows, hidden] through all layers, in place; `angles`: those of its rows, where heads rotate."""
+    def run(self, x: Tensor, angles: Sequence[Angles], paged: Paged, rows: Tensor | None = None) -> None:
+        """Run x [rows, hidden] through all layers, in place; `angles`: those of its rows, where heads rotate.
+
+        With `rows` the output of other rows is undefined: the last layer need only keep their K and V.
+        """

@@ -92,19 +92,27 @@ static Turned turn(const DecoderLayer& layer, char* qkv, void* room, const Step&
     return {query, k, query_dim, kv_dim};
 }
 
+struct Number {  // a type of this namespace, as in beginnings.h
+    int32_t is;
+};
+
 // A layer of some rows: what comes before its attention, the attention, and what comes after it.
 struct Run {
     const DecoderLayer& layer;
-    const Step& step;
+    Step step;
+    const bool is_last;
     char* cache;
     size_t size;
     int64_t query_dim, kv_dim, qkv_dim;
     void *norms, *room, *attended, *up, *product;
     char* qkv;
     Turned turned;
+    Spans spans;  // of the rows that are read
+    std::vector<Number> rows, tokens, starts;
 
-    Run(const DecoderLayer& layer, int64_t number, const Step& step, Scratch& scratch)
-        : layer(layer), step(step), cache((char*)step.cache + number * step.cache_layer), size(number_size(layer.dtype)),
+    Run(const DecoderLayer& layer, int64_t number, bool is_last, const Step& step, Scratch& scratch)
+        : layer(layer), step(step), is_last(is_last && step.count_read >= 0),
+          cache((char*)step.cache + number * step.cache_layer), size(number_size(layer.dtype)),
           query_dim(layer.heads * layer.head_dim), kv_dim(layer.kv_heads * layer.head_dim),
           qkv_dim(query_dim + 2 * kv_dim) {
         int64_t rows = step.rows;
@@ -124,6 +132,32 @@ struct Run {
         turned = turn(layer, qkv, room, step, size);
         write(layer.dtype, int(step.kept), cache, layer.kv_heads, layer.head_dim, step.spans, turned.k, turned.k_row,
               qkv + (query_dim + kv_dim) * size, qkv_dim);
+        if (is_last) leave_out();
+    }
+
+    // Leaves out rows whose output nobody reads: after the last layer's K and V nothing needs them.
+    void leave_out() {
+        const Spans& all = *(const Spans*)step.spans;
+        for (int64_t i = 0, span = 0; i < step.count_read; ++i) {
+            const int64_t row = step.read[i];
+            if (i && row == step.read[i - 1] + 1 && row < all.rows[span + 1]) {
+                ++rows.back().is, ++tokens.back().is;
+            } else {
+                while (all.rows[span + 1] <= row) ++span;
+                rows.push_back({int32_t(i + 1)});
+                tokens.push_back({int32_t(all.tokens[span] - (all.rows[span + 1] - row) + 1)});
+                starts.push_back({all.starts[span]});
+            }
+            move(step.x, layer.qkv->in, row, i);
+            move((void*)turned.query, turned.query_row, row, i);
+        }
+        rows.insert(rows.begin(), {0});
+        spans = {int64_t(tokens.size()), all.block_size, &rows[0].is, &tokens.data()->is, &starts.data()->is, all.blocks};
+        step.rows = step.count_read, step.spans = &spans;
+    }
+
+    void move(void* all, int64_t width, int64_t from, int64_t to) const {
+        if (from != to) std::memcpy((char*)all + to * width * size, (char*)all + from * width * size, width * size);
     }
 
     Queries queries() const {
@@ -134,6 +168,7 @@ struct Run {
 
     void after() {
         int64_t rows = step.rows;
+        if (!rows) return;
         add(layer.out, layer.after_attention, step, attended, norms);
         normed(layer.mlp_norm, layer.dtype, step.x, norms, rows, layer.qkv->in);
         adapted(layer.up, step, norms, up, ROUNDED);
@@ -144,6 +179,7 @@ struct Run {
         else
             relu(layer.dtype, up, rows * layer.up->out);
         add(layer.down, layer.after_mlp, step, product, norms);
+        for (int64_t i = is_last ? step.rows : 0; i-- > 0;) move(step.x, layer.qkv->in, i, step.read[i]);
     }
 };
 
@@ -151,11 +187,8 @@ struct Run {
 
 // Decodes wait for memory, prompts for arithmetic. So where a step has both, its last rows, of prompts, are half a layer
 // behind: their products run beside the attention of the decodes. What that costs is that weights are read twice.
-struct Number {  // a type of this namespace, as in beginnings.h
-    int32_t is;
-};
 struct Half {
-    std::vector<Number> rows, tokens;
+    std::vector<Number> rows, tokens, read;
     Spans spans;
     Step step;
 };
@@ -203,6 +236,10 @@ static void cut(const Step& step, const DecoderLayer& layer, int64_t at, Half& f
         Step& part = half->step = step;
         part.x = (char*)step.x + row * layer.qkv->in * number_size(layer.dtype);
         part.rows = half->rows.back().is, part.spans = &half->spans;
+        half->read.clear();
+        for (int64_t i = 0; i < step.count_read; ++i)
+            if ((step.read[i] < at) == (half == &first)) half->read.push_back({int32_t(step.read[i] - row)});
+        part.read = &half->read.data()->is, part.count_read = step.count_read < 0 ? -1 : int64_t(half->read.size());
         for (int i : {0, 1})
             if (step.cos[i]) part.cos[i] += row * layer.half, part.sin[i] += row * layer.half;
     }
@@ -220,13 +257,13 @@ static void decoder_in_two(const DecoderLayer* layers, int64_t count, const Half
     static thread_local Decodes decodes;
     std::optional<Run> behind;  // the later rows: they have still to run what comes after attention
     for (int64_t i = 0; i < count; ++i) {
-        Run run(layers[i], i, first.step, of_first);
+        Run run(layers[i], i, i + 1 == count, first.step, of_first);
         run.before();
         decodes.begin(run.queries());
         {
             RunsBeside now(decodes);
             if (behind) behind->after();
-            behind.emplace(layers[i], i, later.step, of_later);
+            behind.emplace(layers[i], i, i + 1 == count, later.step, of_later);
             behind->before();
         }
         attend(behind->queries());
@@ -244,7 +281,7 @@ void decoder(const DecoderLayer* layers, int64_t count, const Step* step) {
         return decoder_in_two(layers, count, first, later, scratch);
     }
     for (int64_t i = 0; i < count; ++i) {
-        Run run(layers[i], i, *step, scratch);
+        Run run(layers[i], i, i + 1 == count, *step, scratch);
         run.before();
         attend(run.queries());
         run.after();

@@ -128,6 +128,8 @@ struct Step {
     const void* spans;    // a Spans of spans.h
     int64_t kept;         // the Dtype of K and V in the cache
     const Adapters* adapters;  // or null
+    const int32_t* read;  // the rows of the output that are read, in order; other rows are left undefined
+    int64_t count_read;   // their number, or -1 for all
 };
 void decoder(const DecoderLayer* layers, int64_t count, const Step* step);
 

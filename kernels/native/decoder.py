@@ -59,6 +59,8 @@ class CStep(Structure):
         ("spans", c_void_p),
         ("kept", c_int64),
         ("adapters", c_void_p),
+        ("read", c_void_p),
+        ("count_read", c_int64),
     )
 
 
@@ -91,13 +93,16 @@ class NativeDecoder:
         """Return whether C++ is the fastest way of every linear layer."""
         return all(linear.native_to >= rows for linear in self._linears)
 
-    def run(self, x: Tensor, angles: Sequence[Angles], paged: Paged) -> None:
+    def run(self, x: Tensor, angles: Sequence[Angles], paged: Paged, rows: Tensor | None = None) -> None:
         cache, spans = paged.cache, paged.spans
         self._check(x, angles, paged)
         cos, sin = (_POINTERS(*(both[part].data_ptr() for both in angles)) for part in (0, 1))
         apart, kept = cache.stride(0) * cache.itemsize, KEPT[cache.dtype]
         adapters = None if paged.adapters is None else addressof(paged.adapters.in_c)
-        step = CStep(x.data_ptr(), x.shape[0], cos, sin, cache.data_ptr(), apart, spans.table, kept, adapters)
+        # What adapters change is told by row, so with them all rows run through all of the last layer.
+        read = None if rows is None or paged.adapters is not None else rows.unique().int()
+        last = (None, -1) if read is None else (read.data_ptr(), len(read))
+        step = CStep(x.data_ptr(), x.shape[0], cos, sin, cache.data_ptr(), apart, spans.table, kept, adapters, *last)
         self._run(self._table, len(self._table), byref(step))
 
     def _check(self, x: Tensor, angles: Sequence[Angles], paged: Paged) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -134,6 +135,19 @@ def layers_of(
     return [layer(None), layer(3, 5.0, torch.rand(heads), torch.rand(heads))]
 
 
+def rows_read(generator: torch.Generator, count: int, share: float | None) -> torch.Tensor | None:
+    """Return some of the rows, one of them twice, or None for all."""
+    if share is None:
+        return None
+    rows = torch.randperm(count, generator=generator)[: math.ceil(share * count)]
+    return torch.cat((rows, rows[:1]))
+
+
+def assert_near(x: torch.Tensor, expected: torch.Tensor) -> None:
+    if len(x):
+        assert (x.float() - expected.float()).abs().max() <= expected.float().abs().max() / 16
+
+
 def paged_of(layers: Sequence[DecoderLayer], dtype: torch.dtype, lengths: Sequence[int]) -> Paged:
     """Return requests whose tokens all run in this step; places that no kernel writes are NaN."""
     blocks = [-(-length // BLOCK_SIZE) for length in lengths]
@@ -154,6 +168,7 @@ def paged_of(layers: Sequence[DecoderLayer], dtype: torch.dtype, lengths: Sequen
     way=st.sampled_from([Way.NATIVE, Way.PACKED]),
     bits=st.sampled_from([None, 8, 4]),
     count=st.sampled_from([1, 2]),
+    share_read=st.sampled_from([None, 0, 0.3, 1]),
     seed=st.integers(0, 1 << 30),
 )
 def test_one_call_is_all_calls(
@@ -166,8 +181,10 @@ def test_one_call_is_all_calls(
     way: Way,
     bits: int | None,
     count: int,
+    share_read: float | None,
     seed: int,
 ) -> None:
+    """Where only some rows are read, they are computed without those beside them, which may round otherwise."""
     if kernels.library.isa not in PACKING:
         way = Way.NATIVE
     generator = torch.Generator().manual_seed(seed)
@@ -182,9 +199,13 @@ def test_one_call_is_all_calls(
         expected, into = x.clone(), paged_of(layers, dtype, lengths)
         call_by_call(kernels, layers, expected, angles, into, way)
         paged = paged_of(layers, dtype, lengths)
-        decoder.run(x, angles, paged)
+        read = rows_read(generator, len(x), share_read)
+        decoder.run(x, angles, paged, read)
     assert expected.isfinite().all()
-    assert torch.equal(x, expected)
+    if read is None:
+        assert torch.equal(x, expected)
+    else:
+        assert_near(x[read], expected[read])
     assert torch.equal(paged.cache.nan_to_num(7.5), into.cache.nan_to_num(7.5))
 
 
@@ -199,6 +220,7 @@ def test_one_call_is_all_calls(
     alike=st.booleans(),
     flipped=st.booleans(),
     count=st.sampled_from([1, 2, 3]),
+    share_read=st.sampled_from([None, 0, 0.3]),
     seed=st.integers(0, 1 << 30),
 )
 def test_long_decodes_beside_prompts_are_all_calls(
@@ -211,6 +233,7 @@ def test_long_decodes_beside_prompts_are_all_calls(
     alike: bool,
     flipped: bool,
     count: int,
+    share_read: float | None,
     seed: int,
 ) -> None:
     """Such a step runs in two halves where layers are packed: their attention runs beside products."""
@@ -237,12 +260,15 @@ def test_long_decodes_beside_prompts_are_all_calls(
     with threads(count), ahead_of(kernels, slices):
         expected, into = x.clone(), cache.clone()
         call_by_call(kernels, layers, expected, angles, Paged(into, spans), Way.PACKED if packs else Way.NATIVE)
-        decoder.run(x, angles, Paged(cache, spans))
+        read = rows_read(generator, rows, share_read)
+        decoder.run(x, angles, Paged(cache, spans), read)
     assert torch.equal(cache[0], into[0])
+    if read is not None:
+        return assert_near(x[read], expected[read])
     if count == 1:  # no attention of decodes is divided among threads
         assert torch.equal(x[: len(decodes)], expected[: len(decodes)])
     # A chunk that is cut has fewer queries in a half, and may be computed row by row.
-    assert (x.float() - expected.float()).abs().max() <= expected.float().abs().max() / 16
+    return assert_near(x, expected)
 
 
 @on_native_kernels
@@ -272,7 +298,8 @@ def test_one_call_adds_what_adapters_add_call_by_call(kernels: Native, dtype: to
     adapted.step = step
     call_by_call(kernels, layers, expected, angles, paged_of(layers, dtype, lengths), Way.NATIVE)
     decoder.run(plain, angles, paged_of(layers, dtype, lengths))
-    decoder.run(x, angles, replace(paged, adapters=step))
+    # All rows run through all of the last layer: adapters know them by number.
+    decoder.run(x, angles, replace(paged, adapters=step), torch.tensor([3]))
     assert torch.equal(x, expected)
     assert not torch.equal(x[0], plain[0])
 

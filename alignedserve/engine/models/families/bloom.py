@@ -99,7 +99,7 @@ class Bloom(Model):
         if self._embedding_norm is not None:
             x = self._normed(x, self._embedding_norm)
         if paged is not None and self._decoder is not None and self._decoder.takes(len(tokens)):
-            self._decoder.run(x, (), paged)
+            self._decoder.run(x, (), paged, rows)
         else:
             angles = self._angles(positions)
             for number, layer in enumerate(self._layers):

@@ -81,7 +81,7 @@ class Llama(Model):
         angles = [rotation.at(positions) for rotation in self._rotations]
         paged = attention.paged
         if paged is not None and self._decoder is not None and self._decoder.takes(len(tokens)):
-            self._decoder.run(x, angles, paged)
+            self._decoder.run(x, angles, paged, rows)
         else:
             self._layer_by_layer(x, positions, angles, attention)
         last = x if rows is None else x.index_select(0, rows)
