@@ -72,6 +72,9 @@ class Links:
         self._woken.bind(self._wake_address)
         self._waker = self._pushing()
         self._waker.connect(self._wake_address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox, zmq.POLLIN)
+        self._poller.register(self._woken, zmq.POLLIN)
         self._waker_lock = threading.RLock()  # a signal handler may wake while another handler does
         self._links: dict[str, MemberLink] = {}
         self._ended: dict[str, MemberLink] = {}  # name -> the link before
@@ -141,10 +144,8 @@ class Links:
     def receive(self, timeout_s: float | None, on: _On | None = None) -> list[Received | LinkGap]:
         """Return what has arrived; where nothing has, wait for it at most so long. `on` is told which requests are in
         the frame that is read next, since the process may end amid reading."""
-        poller = zmq.Poller()
-        poller.register(self._inbox, zmq.POLLIN)
-        poller.register(self._woken, zmq.POLLIN)
-        poller.poll(None if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000))
+        if timeout_s is None or timeout_s > 0:  # else what is there is read at once
+            self._poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))
         _drain(partial(self._woken.recv, zmq.NOBLOCK))
         events: list[Received | LinkGap] = []
         if self._hears_launcher:
