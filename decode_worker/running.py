@@ -20,9 +20,10 @@ from alignedserve.core import Chunk, Decode, FinishReason, PreemptionCause, Step
 from alignedserve.cost.model import Shape
 from alignedserve.decode_worker.joining import Seats
 from alignedserve.decode_worker.leaving import Leaving
+from alignedserve.decode_worker.pausing import Pauses
 from alignedserve.decode_worker.pool_traffic import PagesToWrite, PageWriting
 from alignedserve.explain.decisions import Kind
-from alignedserve.protocol.commands import Command, RunStep, SetTimer
+from alignedserve.protocol.commands import Command, RunAmid, RunStep, SetTimer
 from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import Attempt
 from alignedserve.schedulers.scheduler import Levels
@@ -66,13 +67,14 @@ class Stepping(WorkerPart):
         self._arrivals, self._seats = arrivals, seats
         self._leaving, self._elsewhere = leaving, elsewhere
         self._shares = CallerShares(self._limits.max_batch, self._pace, self._queue.waiting)
+        self._pauses = Pauses(worker)
         self._all_run = False  # whether the newest choice left out no request that could decode
         self.num_ahead_steps = 0  # planned while another ran
 
     def plan(self, now: float) -> list[Command]:
         """Plan the next step where none runs, and the step after it where possible."""
-        if self._steps.running is not None:
-            return self._plan_ahead(self._steps.running, now)
+        if (step := self._steps.running) is not None:
+            return self._plan_amid(step, now) or self._plan_ahead(step, now)
         if self._awaits_copies:
             return []
         if now < self._arrivals.answered_by and (self._here.num_seated or self._queue.waiting):
@@ -94,6 +96,7 @@ class Stepping(WorkerPart):
             chosen = [*selection.decodes, *map(self._here.running_of, selection.chunks)]
             self._counts.count_held_back(self._here.residents.values(), chosen)
         begun = self._begin(selection, decodes)
+        self._pauses.begins(selection, now)
         running = self._steps.running
         return [*before, *begun, *(self._plan_ahead(running, now) if running is not None else ())]
 
@@ -198,6 +201,26 @@ class Stepping(WorkerPart):
         before += commands
         return selection
 
+    # --- A step in a pause of the step in flight
+
+    def _plan_amid(self, step: StepPlan, now: float) -> list[Command]:
+        """Run chats' prompts that have come since the step began in a pause of the step, where it can pause."""
+        if (most_s := self._pauses.most_s(step, now)) <= 0 or not self._seats.takes_prompts(now):
+            return []
+        waiting, at = self._queue.waiting, self._memory.context(now)
+        seats = 0 if self._memory.is_crowded else self._limits.max_batch - self._here.num_seated
+        prompts = self._pauses.chats
+        view = StepView((), prompts, waiting, at, self._memory.seating_amid(seats, waiting), ran=self._steps.newest)
+        selection = self._scheduler.plan_amid(view, most_s)
+        if not selection.chunks:
+            return []
+        for prompt in selection.admitted:
+            self._seats.seat(prompt)
+        self._shares.count(selection, self._here.running_of)
+        self._pauses.pauses_for(selection.predicted_s)
+        self._counts.num_pauses += 1
+        return [RunAmid(self._steps.begin_amid(selection.chunks, selection.shape, selection.predicted_s))]
+
     # --- The step after the step in flight
 
     def _plan_ahead(self, step: StepPlan, now: float) -> list[Command]:
@@ -262,7 +285,7 @@ class StepEnd(WorkerPart):
 
     def step_done(self, event: StepDone, now: float) -> list[Command]:
         self._memory.reconsider()  # time has passed, so another prompt may be the first
-        ended, seconds = self._steps.end(), event.seconds
+        ended, seconds = self._steps.end(event.result.number), event.seconds
         self._queue.step_ended()
         for blocks in ended.free:
             self._memory.give(blocks)

@@ -133,6 +133,8 @@ class DecodeCore:
         self.here = here = Requests()
         self.memory = memory = make_memory(self.pace, self.steps, here, pool, scheduler)
         # Beside steps only KV that stays in place can be copied.
+        if not (scheduler.makes_pauses and memory.runs_amid) or limits.fold is not None:
+            self.pace.layers = 0  # no step pauses
         memory.copies_beside = setup.copies_beside and memory.keeps_places
         here.queue = PromptQueue(here, memory, self.log.decisions)
         self.owners = Outputs(setup.energy_source)
@@ -226,6 +228,7 @@ class DecodeCore:
         num_free, commands = memory.blocks.num_free, self.pages.keep_answers(now)
         if memory.blocks.num_free == num_free:
             return commands
+        self.steps.takes_amid = False  # blocks are free whose copies come behind the step
         return [*commands, *self.seats.seat_all(now), *self.stepping.plan(now)]
 
     # --- What is here

@@ -48,6 +48,7 @@ from alignedserve.errors import PlanError, RankLost
 from alignedserve.fallbacks import fell_back
 from alignedserve.forms.device.hidden import HiddenVectors
 from alignedserve.kernels.common.adapters import StepAdapters
+from alignedserve.kernels.common.decoder import Pauses
 from alignedserve.kernels.common.fp8 import AnyQuantised
 from alignedserve.kernels.common.int8_kv import vector_of
 from alignedserve.kernels.common.linear import Linear
@@ -173,6 +174,7 @@ class Engine:
         )
         self.config, model = load(folder, self.config, loader)
         self._in_turn = loader.in_turn
+        self._decoder = next(iter(loader.decoders), None)
         self._mixtures = {mixture.kind: mixture for mixture in loader.mixtures}  # one of each kind
         self._encoder = model if isinstance(model, Encoder) else None
         if not isinstance(model, Encoder):
@@ -263,6 +265,18 @@ class Engine:
         If memory was too small the result says so; then only the slots of tokens that were to run have changed.
         """
         return self.begin(plan).result()
+
+    def pauses(self, rows: int) -> Pauses | None:
+        """Return the pauses of steps of up to `rows` tokens; None where such steps run without a pause."""
+        return self._decoder.pauses if self._decoder is not None and self._decoder.takes(rows) else None
+
+    def begin_amid(self, plan: StepPlan) -> Begun:
+        """Run a step in the pause of another."""
+        adapters = self._adapted.step
+        try:
+            return self.begin(plan)
+        finally:
+            self._adapted.step = adapters
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> Begun:

@@ -5,10 +5,16 @@
 
 On a GPU a step is begun long before it has run, so the next step is queued there when it ends. Another thread reads
 results, and only that thread waits for the device. Work that is not a step waits until all begun steps have been read.
+
+A step on a CPU may pause between two layers, for a step of chats' prompts (`step_amid`), and goes on then:
+
+    step N  begun ──▶ layers 1 to k ┐                 ┌─▶ the other layers ──▶ its tokens, and the time of both parts
+    step M                          └─▶ its tokens ───┘
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
@@ -19,6 +25,7 @@ import torch
 from alignedserve.core import StepFailure, StepPlan, StepResult
 from alignedserve.engine.device.devices import use
 from alignedserve.engine.sampling.reading import Begun
+from alignedserve.kernels.common.decoder import Pauses
 from alignedserve.kernels.common.failing import noticing_loss
 from alignedserve.protocol.events import Post, StepDone
 
@@ -28,8 +35,13 @@ Result = TypeVar("Result")
 class DeviceQueue:
     """A worker's queue of steps and other work."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, pauses: Pauses | None = None) -> None:
         self._device, threads = device, torch.get_num_threads()
+        self._pauses = pauses
+        self._amid = deque[Callable[[], None]]()  # steps for pauses
+        self._paused_s = 0.0  # that all pauses have taken
+        if pauses is not None:
+            pauses.work = self._run_amid
 
         def start() -> None:
             use(device)
@@ -51,11 +63,32 @@ class DeviceQueue:
                 failed = StepResult(plan.number, (), failure=StepFailure("the step before it has failed"))
                 self._reading = self._reader.submit(post, StepDone(failed, 0.0))
                 return
+            paused_s = self._paused_s
             begun = begin(plan)
+            began += self._paused_s - paused_s
             self._has_failed = begun.has_failed
             self._reading = self._reader.submit(self._read, begun, began, post)
 
         self._add(work, post)
+
+    def step_amid(self, plan: StepPlan, begin: Callable[[StepPlan], Begun], post: Post) -> None:
+        """Run a step in a pause of the step that runs, or behind that step if it ends first."""
+
+        def work() -> None:
+            began = perf_counter()
+            result = begin(plan).result()
+            seconds = perf_counter() - began
+            self._paused_s += seconds
+            post(StepDone(result, seconds))
+
+        assert self._pauses is not None, "no step of this engine pauses"
+        self._amid.append(self._guarded(work, post))
+        self._pauses.ask()
+        self._add(self._run_amid, post)
+
+    def _run_amid(self) -> None:
+        while self._amid:
+            self._amid.popleft()()
 
     def do(self, begin_aside: Callable[[], bool], work: Callable[[], None], post: Post) -> None:
         """Queue other work. Work that `begin_aside` takes over runs beside the steps and shares no memory with them."""
@@ -83,6 +116,9 @@ class DeviceQueue:
             thread.shutdown(wait=True, cancel_futures=True)
 
     def _add(self, work: Callable[[], None], post: Post) -> None:
+        self._worker.submit(self._guarded(work, post))
+
+    def _guarded(self, work: Callable[[], None], post: Post) -> Callable[[], None]:
         def guarded() -> None:
             if self._broken is not None:  # the error has been posted, and the process ends
                 return
@@ -91,7 +127,7 @@ class DeviceQueue:
             except BaseException as error:  # also what a library in Rust raises where it panics
                 self._break(error, post)
 
-        self._worker.submit(guarded)
+        return guarded
 
     def _read(self, begun: Begun, began: float, post: Post) -> None:
         """Read a step's result and post it. Its time counts from the end of the step before, as it waited for that."""

@@ -20,6 +20,7 @@ from alignedserve.executor.hands import EngineHands
 from alignedserve.executor.leading import Say, say_nothing
 from alignedserve.executor.loading import AnEngine, device_for, load, with_blocks
 from alignedserve.executor.work_watch import WorkWatch
+from alignedserve.kernels.common.decoder import Pauses
 from alignedserve.kvpool.arena.shared_files import HolderLock, remove_stale
 from alignedserve.machine.energy import EnergyMeter
 from alignedserve.machine.interfaces import keep_nccl_at
@@ -57,6 +58,7 @@ class RankParts(Generic[AnEngine]):
         look_ahead: int = 0,
         watch: WorkWatch | None = None,
         energy: EnergyMeter | None = None,
+        pauses: Pauses | None = None,
     ) -> EngineHands:
         config, limits, spec = self.place.config, self.capacity.limits, self.place.spec
         num_slots = limits.num_blocks * limits.block_size if spec.acts_as is Role.DECODE else 0
@@ -73,6 +75,7 @@ class RankParts(Generic[AnEngine]):
             look_ahead=look_ahead,
             watch=watch,
             energy=energy,
+            pauses=pauses,
         )
 
 

@@ -1,7 +1,8 @@
 """The hands of a worker: they perform the commands of its core on the engine.
 
 Steps run on the engine, KV goes to other workers by the transport, and copies are those of `PoolCopies`. With
-`look_ahead` a thread performs all work in order, so that the core hears messages while a step runs.
+`look_ahead`, and where steps pause, a thread performs all work in order, so that the core hears messages while a step
+runs.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from alignedserve.engine.sampling.reading import Begun
 from alignedserve.executor.copies import PoolCopies
 from alignedserve.executor.leading import Say, say_nothing
 from alignedserve.executor.work_watch import WorkWatch
+from alignedserve.kernels.common.decoder import Pauses
 from alignedserve.kernels.common.failing import noticing_loss
 from alignedserve.machine.energy import EnergyMeter
-from alignedserve.protocol.commands import Command, CopyIn, CopyOut, PrepareSyntax, ReceiveKv, RunStep, SendKv
+from alignedserve.protocol.commands import Command, CopyIn, CopyOut, PrepareSyntax, ReceiveKv, RunAmid, RunStep, SendKv
 from alignedserve.protocol.events import Event, Post, StepDone, SyntaxReady
 from alignedserve.protocol.messages import Member
 from alignedserve.protocol.rank_orders import Copying, Meet, Order, PartFrom
@@ -47,12 +49,13 @@ class EngineHands:
         look_ahead: int = 0,
         watch: WorkWatch | None = None,
         energy: EnergyMeter | None = None,
+        pauses: Pauses | None = None,
     ) -> None:
         """Pin the arena where there is a `cudart`; copy beside steps at this `pace`; have room on the host for
         `num_on_host` tokens; tell the other ranks with `say` what is done here; tell `watch` of work; ask `energy` what
-        steps use."""
+        steps use; run steps in `pauses` of others."""
         self._engine, self._say = engine, say
-        self._in_order = DeviceQueue(engine.device) if look_ahead else None
+        self._in_order = DeviceQueue(engine.device, pauses) if look_ahead or pauses is not None else None
         self._watch, self._energy = watch or WorkWatch(), energy
         self._transport: Transport = transport or ThroughTheArena()
         self._pace = pace or CopyPace()
@@ -108,7 +111,10 @@ class EngineHands:
             return self._begin_aside(work, post)
         if isinstance(work, RunStep):
             self._watch.begins(work.plan)
-            self._in_order.step(work.plan, self._begin_step, self._watched(post))
+            queue, begin = self._in_order.step, self._engine.begin
+            if isinstance(work, RunAmid):
+                queue, begin = self._in_order.step_amid, self._engine.begin_amid
+            queue(work.plan, partial(self._begin_step, begin), self._watched(post))
         else:
             self._in_order.do(partial(self._begin_aside, work, post), partial(self._perform_and_post, work, post), post)
         return True
@@ -130,8 +136,8 @@ class EngineHands:
 
     def _watched(self, post: Post) -> Post:
         def ended(done: Event | Exception) -> None:
-            self._watch.ends()
             if isinstance(done, StepDone):
+                self._watch.ends(done.result.number)
                 done.joules = self._joules(done.seconds)
             post(done)
 
@@ -140,9 +146,9 @@ class EngineHands:
     def _joules(self, seconds: float) -> float:
         return 0.0 if self._energy is None else self._energy.step(seconds)
 
-    def _begin_step(self, plan: StepPlan) -> Begun:
+    def _begin_step(self, begin: Callable[[StepPlan], Begun], plan: StepPlan) -> Begun:
         with noticing_loss(self._engine.device), self._pace.step():
-            begun = self._engine.begin(plan)
+            begun = begin(plan)
         if begun.has_failed:
             _warn(plan, begun.result())
         return begun
@@ -164,7 +170,7 @@ class EngineHands:
                         with self._pace.step():
                             result = self._engine.step(plan)
                     finally:
-                        self._watch.ends()
+                        self._watch.ends(plan.number)
                     _warn(plan, result)
                     seconds = perf_counter() - began
                     return StepDone(result, seconds, self._joules(seconds))

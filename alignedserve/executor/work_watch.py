@@ -68,9 +68,9 @@ class WorkWatch:
     def begins(self, plan: StepPlan) -> None:
         self._steps.append(plan)
 
-    def ends(self) -> None:
-        """Note that the first step of those under way has ended."""
-        self._steps.popleft()
+    def ends(self, number: int) -> None:
+        """Note that the step of this number has ended: the first of those under way, or one in its pause."""
+        self._steps.remove(next(step for step in self._steps.copy() if step.number == number))
         self._least_s = self._after_first_s
 
     @contextmanager

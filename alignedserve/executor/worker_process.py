@@ -61,7 +61,8 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Work
             copying=profile.copying if profile else FREE_COPIES,
         )
         meters(energy := EnergyMeter(counter_of(gpu_uuid(engine.device)), engine.ranks.size))
-        hands = built.hands(say, look_ahead, watch, energy)
+        pauses = engine.pauses(capacity.limits.max_step_tokens)
+        hands = built.hands(say, look_ahead, watch, energy, pauses)
         setup = WorkerSetup(
             capacity.limits,
             part.policy,
@@ -72,6 +73,7 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Work
             look_ahead=look_ahead,
             copies_beside=built.copies_beside,
             energy_source=energy.source,
+            layers=0 if pauses is None else engine.config.num_layers,
         )
         core = make(setup)
         part.at_work.under_way = lambda: core.copying  # a copy that ends this process ends it amid other events

@@ -44,6 +44,11 @@ class RunStep:
     plan: StepPlan
 
 
+@dataclass(slots=True)
+class RunAmid(RunStep):
+    """Run a step in a pause of the step that runs, or behind that step if it ends first."""
+
+
 @dataclass(frozen=True, slots=True)
 class CopyOut:
     """Copy device blocks to arena pages: the KV of `tokens`, a request's first tokens, from `start` on."""

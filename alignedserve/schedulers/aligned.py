@@ -24,7 +24,7 @@ from alignedserve.cost.model import Kind
 from alignedserve.schedulers.near_lengths import NearLengths
 from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
 from alignedserve.scheduling.policy import Chunking, Grouping, Policy
-from alignedserve.scheduling.slo import Late
+from alignedserve.scheduling.slo import Late, Rank
 from alignedserve.worker.step.ranks import DecodeOrder, RankedRequests, in_turn, last_of_old
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds, StepBuilder, all_decodes
@@ -37,6 +37,8 @@ HELD_TO = 0.75  # of the time of a step: prompts of documents beside chats that 
 # The longest step with documents where another caller's chat may come, in times of the chat's prompt alone, and in
 # times of the step's decodes.
 OF_FIRST, OF_DECODES = 0.5, 2.0
+OF_PAUSED = 1.5  # least time of a step with documents that leaves room for a pause, in times of the step's decodes
+MOST_WITHOUT = 4  # steps on end that leave documents out for prompts of chats
 HOST = 0.75  # of the decodes are of one caller
 _ROUNDING_S = 1e-9  # slack is kept as an instant
 _AT_A_TIME = 32  # decodes that are looked at
@@ -46,7 +48,9 @@ class Aligned(Scheduler):
     def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
         super().__init__(policy, most)
         self._near = NearLengths() if policy.grouping is Grouping.ALIGNED else None
+        self.makes_pauses = policy.chunking is Chunking.SLO
         self._ran_visitors = False  # whether the last step had visitors alone
+        self._num_without_documents = 0  # steps on end that left documents out, as they had prompts of chats
 
     def plan(self, view: StepView) -> PlannedStep:
         """Fill the next step, and leave out the longest documents where that is faster (near_lengths.py)."""
@@ -62,6 +66,7 @@ class Aligned(Scheduler):
         """
         at, kept = view.at, self.kept(view)
         ran_visitors, self._ran_visitors = self._ran_visitors, False
+        num_without, self._num_without_documents = self._num_without_documents, 0
         view.waiting.refresh(at.now, at.times, at.chunk)
         bounds = step_bounds(view, kept)
         if (decodes := all_decodes(view, self.most, bounds)) is not None:
@@ -80,6 +85,9 @@ class Aligned(Scheduler):
         for is_rt in (True, False):
             if not is_rt:
                 step.budget = self.documents_budget(step)
+                if at.pauses and step.chunks and num_without < MOST_WITHOUT:
+                    self._num_without_documents = num_without + 1
+                    break
             urgent, later = line.urgent(at.now, at.times.most_s, is_rt), line.later(at.now, at.times.most_s, is_rt)
             step.add(in_turn(ranks.urgent(is_rt), step.seatable(urgent, not is_rt)))
             step.add(ranks.decodes(is_rt))
@@ -102,6 +110,18 @@ class Aligned(Scheduler):
         if self._near is not None and self._near.leaves_some_out:
             return False
         return super().goes_on(ahead, at) and is_in_time(ahead, at)
+
+    def plan_amid(self, view: StepView, most_s: float) -> PlannedStep:
+        """Return the prompts of chats that run in a pause of a step with documents (decode_worker/pausing.py).
+
+        A prompt runs whole, or at least as many tokens as saturate the hardware where no chat waits for the end of the
+        step. Prompts that the pool has pages of wait for the next step."""
+        at = view.at
+        view.waiting.refresh(at.now, at.times, at.chunk)
+        step = StepBuilder(view, StepBounds(most_s, most_s, most_s), prompt_budget(at), self.most)
+        step.prompts_s = min(most_s, at.joins_s)  # the margin is in `most_s`
+        step.add(((Rank.RT,), prompt) for prompt in chats_amid(view, step))
+        return step.selection
 
     def documents_budget(self, step: StepBuilder) -> int:
         """Return the most prompt tokens of documents: where chats decode, as many as saturate the hardware, or as keep
@@ -239,6 +259,22 @@ def visitors(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
     return iter(found if is_shorter and alone_s + together.seconds <= step.prompts_s else ())
 
 
+def chats_amid(view: StepView, step: StepBuilder) -> Iterator[WorkerRequest]:
+    """Yield the prompts of chats that a pause has time for."""
+    for prompt in chain(view.prompts, [found for _, found in waiting_in_order(view) if found.promise.is_rt]):
+        if not prompt.blocks:
+            if not step.seating.may_seat(prompt):
+                continue
+            view.waiting.look(prompt)
+            if step.seating.pages.has_to_fetch(prompt):
+                continue
+        size = prompt.num_ahead
+        if step.prompts_s == inf:
+            size = min(size, max(view.at.block_size, view.at.pivot))
+        if step.estimate.with_chunk(size, prompt.num_held, prompt.num_remade) <= step.prompts_s:
+            yield prompt
+
+
 def _is_any_urgent(view: StepView) -> bool:
     """Return whether a prompt has no more slack than a step may take."""
     at, line = view.at, view.waiting.line
@@ -280,7 +316,7 @@ def step_bounds(view: StepView, kept: DecodeOrder | None = None) -> StepBounds:
         decodes = kept.real_time(kept.most)  # no step runs more decodes
     bound = after_slow_step_s(bound, late_s, decodes, at)
     prompts_s = _prompts_bound_s(decodes, prompts, waiting, at) if prompts or waiting else inf
-    return StepBounds(bound, min(bound, prompts_s), min(at.calm_s, unnoticed_s(view)))
+    return StepBounds(bound, min(bound, prompts_s), min(at.calm_s, unnoticed_s(view), room_for_pause_s(bound, view)))
 
 
 def after_slow_step_s(bound: float, late_s: float, decodes: Iterable[WorkerRequest], at: StepContext) -> float:
@@ -355,6 +391,18 @@ def unnoticed_s(view: StepView) -> float:
     least_s = OF_FIRST * min(noticed_s)
     chunk_s = estimate_of((), view.at).with_chunk(view.at.pivot, 0)
     return max(least_s, chunk_s, OF_DECODES * estimate_of(view.decodes, view.at).seconds)
+
+
+def room_for_pause_s(bound: float, view: StepView) -> float:
+    """Return the most time of a step with documents that leaves room in R, `bound`, for a pause: a chat's prompt alone.
+
+    Where that is less than a third of R, no room is kept: documents would pay much, and pauses be late.
+    """
+    at = view.at
+    if not (at.pauses and at.firsts) or bound == inf:
+        return inf
+    room_s = bound / (1.0 + at.cost.uncertainty[Kind.MIXED].p90) - max(first_s for _, first_s in at.firsts)
+    return max(room_s, OF_PAUSED * estimate_of(view.decodes, at).seconds) if 3 * room_s >= bound else inf
 
 
 def is_in_time(ahead: StepAhead, at: StepContext) -> bool:

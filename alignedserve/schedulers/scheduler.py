@@ -33,6 +33,7 @@ class Scheduler(OwnPolicy):
     method = "plan"
     usual_s = 5e-3
     made_with = (DEFAULT_POLICY, 1)
+    makes_pauses = False  # whether steps with documents are to pause for prompts of chats
     levels: Levels | None = None  # where requests take memory from others of lower levels (Policy.swaps)
 
     def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
@@ -58,6 +59,11 @@ class Scheduler(OwnPolicy):
         if step.is_empty:
             step.add_one_alone(order, ())
         return step.selection
+
+    def plan_amid(self, view: StepView, most_s: float) -> PlannedStep:
+        """Return a step of at most `most_s` for a pause of the step that runs, of the view's prompts, all of chats, and
+        of waiting ones. It is asked where `makes_pauses`."""
+        raise NotImplementedError
 
     def goes_on(self, ahead: StepAhead, at: StepContext) -> bool:
         """Return whether exactly these decodes may be planned now as the step after the running step."""

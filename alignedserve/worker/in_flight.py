@@ -35,6 +35,9 @@ class StepsInFlight:
         self.running: StepPlan | None = None
         self._shape = EMPTY  # of the step that runs
         self._next: tuple[StepPlan, Shape] | None = None
+        self._amid: tuple[StepPlan, Shape] | None = None  # in a pause of the step that runs
+        self.takes_amid = False  # whether the running step may pause
+        self._goes_on = False  # whether the running step was planned while the one before it ran
         self._void = 0  # number of the step that was planned after a failed step
         self._left: list[tuple[int, tuple[int, ...]]] = []  # the last step that may still write there, and blocks
 
@@ -53,6 +56,15 @@ class StepsInFlight:
         return self.running is not None and self.running.number == self._void
 
     @property
+    def amid(self) -> StepPlan | None:
+        """Return the step that was ordered for a pause of the running step."""
+        return None if self._amid is None else self._amid[0]
+
+    def plan(self, number: int) -> StepPlan | None:
+        """Return the step of this number that ends now: the running step, or the one in its pause."""
+        return self.amid if self.amid is not None and self.amid.number == number else self.running
+
+    @property
     def left(self) -> list[tuple[int, ...]]:
         """Return the blocks that no request has, and that are not free yet."""
         return [blocks for _, blocks in self._left]
@@ -62,28 +74,41 @@ class StepsInFlight:
     ) -> StepPlan:
         """Return the plan of the next step."""
         self.number += 1
-        plan = StepPlan(self.number, chunks, decodes, predicted_s)
+        plan, self.takes_amid = StepPlan(self.number, chunks, decodes, predicted_s), False
         if self.running is None:
             self.running, self._shape = plan, shape
         else:
             self._next = plan, shape
         return plan
 
-    def end(self) -> Ended:
-        """Return the step that ran; the next step runs from now on."""
-        plan, shape = self.running, self._shape
+    def begin_amid(self, chunks: tuple[Chunk, ...], shape: Shape, predicted_s: float) -> StepPlan:
+        """Return the plan of a step for a pause of the running step."""
+        self.number += 1
+        plan = StepPlan(self.number, chunks, (), predicted_s)
+        self._amid = plan, shape
+        return plan
+
+    def end(self, number: int) -> Ended:
+        """Return the step that ran. The next step runs from now on, or the step for a pause that did not come."""
+        self._goes_on = self.has_next
+        if self._amid is not None and self._amid[0].number == number:
+            plan, shape = self._amid
+        else:
+            plan, shape = self.running, self._shape
+            self.running, self._shape = self._next or self._amid or (None, EMPTY)
+            self.takes_amid = False
+        self._next = self._amid = None
         assert plan is not None, "a step ended that was not begun"
-        self.running, self._shape = self._next or (None, EMPTY)
-        self._next = None
         free: list[tuple[int, ...]] = []
         if self._left:
-            free = [blocks for last, blocks in self._left if last <= plan.number]
-            self._left = [(last, blocks) for last, blocks in self._left if last > plan.number]
+            ended = self.number if self.running is None else self.running.number - 1  # all up to this number
+            free = [blocks for last, blocks in self._left if last <= ended]
+            self._left = [(last, blocks) for last, blocks in self._left if last > ended]
         return Ended(plan, shape, free, counts=plan.number != self._void)
 
     def fail(self) -> None:
         """Note that the step that ended last failed: the next step has nothing to go on from."""
-        if self.running is not None:
+        if self.running is not None and self._goes_on:
             self._void = self.running.number
 
     def leave(self, blocks: tuple[int, ...]) -> bool:

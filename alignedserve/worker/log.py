@@ -38,6 +38,7 @@ class WorkerCounts:
         self.by_batches = [0, 0, 0]  # steps of members of no batch (guests alone), of one batch, of two or more
         self.spread = Buckets(SPREADS)  # of the prefixes of a step's decodes
         self.num_held_back = 0  # best-effort requests that could decode, once for each step with real-time requests
+        self.num_pauses = 0  # of steps, for prompts of chats
         self.num_switches = 0  # batches with a member that has joined
         self.num_refused = 0  # copies from the pool that were not intact
         self.num_failed_transfers = 0  # of KV from device to device

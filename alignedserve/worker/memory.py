@@ -41,6 +41,7 @@ Change: TypeAlias = tuple[WorkerRequest | None, PreemptionCause | None]
 
 class PlainMemory:
     decodes = True  # whether requests go on here after their prompts
+    runs_amid = True  # whether a step may run in a pause of another: no order for the device comes before a step
     copies_beside: bool  # whether copies from the pool go on beside steps; DecodeCore says so
 
     def __init__(self, pace: Pace, steps: StepsInFlight, here: Requests, pool: PoolLink, scheduler: Scheduler) -> None:
@@ -197,6 +198,11 @@ class PlainMemory:
             is_open=not self.is_crowded,
             as_they_leave=partial(as_they_leave, at=at),
         )
+
+    def seating_amid(self, seats: int, waiting: WaitingPrompts) -> Seating:
+        """Return what a step in a pause may take: free memory and free seats, and nothing of the step that pauses."""
+        limits, pages = self.limits, (self.pages, self.next_pages(waiting))
+        return Seating(self.blocks, limits.num_blocks, limits.block_size, seats, self.by_chunk, self.room_for, *pages)
 
     def next_pages(self, waiting: WaitingPrompts) -> NextPages:
         """Return the pages that seated prompts compute or fetch next, for which prompts may wait."""

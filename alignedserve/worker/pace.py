@@ -124,7 +124,7 @@ _CHUNK_WEIGHT = 0.1  # of the newest chunk in the mean
 
 class Pace:
     def __init__(self, setup: WorkerSetup) -> None:
-        self.policy, self.copying, self.limits = setup.policy, setup.copying, setup.limits
+        self.policy, self.copying, self.limits, self.layers = setup.policy, setup.copying, setup.limits, setup.layers
         self.fit = OnlineCost(()) if setup.cost is None else setup.cost  # what the worker has learnt of steps
         self._recent = RecentSteps(_first_times(self.fit.model, setup.limits))
         self._mean_chunk = float(setup.limits.max_step_tokens)
@@ -149,7 +149,7 @@ class Pace:
         room, block_size = self.room.tokens, self.limits.block_size
         at = StepContext(now, self.fit.model, times, room, block_size, chunk, self.policy, self.pivot)
         at.calm_s, at.joins_s = self.coming.bound_s(now), self.coming.joins_s(now)
-        at.firsts = self.coming.firsts(now)
+        at.firsts, at.pauses = self.coming.firsts(now), self.layers > 0
         return at
 
     def prompt_came(self, prompt: WorkerRequest, now: float) -> None:

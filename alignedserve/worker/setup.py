@@ -26,6 +26,7 @@ class WorkerSetup:
     look_ahead: int = 0  # steps that a decode worker plans while the step before runs: none, or one
     copies_beside: bool = False  # whether a decode worker's copies from the pool go on beside its steps
     energy_source: str = ""  # how the joules of steps are known (machine/energy.py)
+    layers: int = 0  # between which a step can pause; 0: no step pauses
 
     def __post_init__(self) -> None:
         assert self.limits.most_held is None or self.policy.drops, "by this policy requests keep all"

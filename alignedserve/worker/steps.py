@@ -62,7 +62,7 @@ class PromptRate(WorkerPart):
 
     def step_done(self, event: StepDone, now: float) -> None:
         """Count a step that has ended, before requests get its tokens."""
-        if (plan := self._steps.running) is not None:
+        if (plan := self._steps.plan(event.result.number)) is not None:
             in_step = {chunk.request: len(chunk.tokens) for chunk in plan.chunks}
             copied_s, self._fetched_s = self._pace.fetched_s - self._fetched_s, self._pace.fetched_s
             for only_rt in (True, False):
@@ -76,6 +76,8 @@ class PromptRate(WorkerPart):
         has_left, since = waiting > 0 or is_cut, self._waited_from[only_rt]
         tokens = sum(in_step.get(running.request.id, 0) for running in seated)
         if is_cut or (waiting > 0 and not self._queue.lacks_memory(only_rt)):
+            if since is not None and self._pace.layers:  # a step that has paused began before `since`
+                seconds = min(seconds, now - since)
             passed_s = seconds if since is None else max(seconds, now - since - copied_s)
             self._passed[only_rt].add(passed_s, tokens, now)
         elif since is not None and not has_left:  # the step ran all that had waited, and could have run more

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from ctypes import addressof, c_int32
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol, TypeAlias
@@ -71,7 +72,27 @@ class Paged:
     adapters: StepAdapters | None = None
 
 
+class Pauses:
+    """Lets a step pause between two layers: what `work` does then may be another step."""
+
+    def __init__(self) -> None:
+        self._asked = c_int32()
+        self.address = addressof(self._asked)  # where C++ looks
+        self.work: Callable[[], None] = lambda: None
+
+    def ask(self) -> None:
+        """Have the step that runs pause after its present layer. Any thread may ask."""
+        self._asked.value = 1
+
+    def take(self) -> None:
+        """Do what the pause is for; the step goes on behind it."""
+        self._asked.value = 0
+        self.work()
+
+
 class Decoder(Protocol):
+    pauses: Pauses
+
     def takes(self, rows: int) -> bool:
         """Return whether `rows` tokens run as fast this way as layer by layer."""
 

@@ -251,12 +251,17 @@ struct RunsBeside {
     ~RunsBeside() { beside = nullptr; }
 };
 
-static void decoder_in_two(const DecoderLayer* layers, int64_t count, const Half& first, const Half& later,
-                           Scratch& of_later) {
+// Returns whether the step pauses after this layer. Another thread says so.
+static bool pauses(const int32_t* pause, int64_t layer, int64_t count) {
+    return layer + 1 < count && __atomic_load_n(pause, __ATOMIC_RELAXED);
+}
+
+static int64_t decoder_in_two(const DecoderLayer* layers, int64_t from, int64_t count, const Half& first,
+                              const Half& later, Scratch& of_later, const int32_t* pause) {
     static thread_local Scratch of_first;
     static thread_local Decodes decodes;
     std::optional<Run> behind;  // the later rows: they have still to run what comes after attention
-    for (int64_t i = 0; i < count; ++i) {
+    for (int64_t i = from; i < count; ++i) {
         Run run(layers[i], i, i + 1 == count, first.step, of_first);
         run.before();
         decodes.begin(run.queries());
@@ -269,23 +274,27 @@ static void decoder_in_two(const DecoderLayer* layers, int64_t count, const Half
         attend(behind->queries());
         decodes.end();
         run.after();
+        if (pauses(pause, i, count)) count = i + 1;
     }
     behind->after();
+    return count;
 }
 
-void decoder(const DecoderLayer* layers, int64_t count, const Step* step) {
+int decoder(const DecoderLayer* layers, int64_t from, int64_t count, const Step* step, const int32_t* pause) {
     static thread_local Scratch scratch;
     static thread_local Half first, later;
     if (int64_t at = cut_at(layers[0], *step)) {
         cut(*step, layers[0], at, first, later);
-        return decoder_in_two(layers, count, first, later, scratch);
+        return int(decoder_in_two(layers, from, count, first, later, scratch, pause));
     }
-    for (int64_t i = 0; i < count; ++i) {
+    for (int64_t i = from; i < count; ++i) {
         Run run(layers[i], i, i + 1 == count, *step, scratch);
         run.before();
         attend(run.queries());
         run.after();
+        if (pauses(pause, i, count)) count = i + 1;
     }
+    return int(count);
 }
 
 }  // namespace ISA

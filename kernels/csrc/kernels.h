@@ -131,7 +131,9 @@ struct Step {
     const int32_t* read;  // the rows of the output that are read, in order; other rows are left undefined
     int64_t count_read;   // their number, or -1 for all
 };
-void decoder(const DecoderLayer* layers, int64_t count, const Step* step);
+// Runs the layers from `from` on, up to the one after which `*pause` is not 0. Returns the number of layers that have run
+// by then. Such a step goes on with another call, between other steps.
+int decoder(const DecoderLayer* layers, int64_t from, int64_t count, const Step* step, const int32_t* pause);
 
 // logits.cpp
 // out[rows]: the column of the largest of `width` numbers of each row, the first of equal numbers; -1 where there is a NaN

@@ -9,7 +9,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from alignedserve.kernels.common.decoder import Angles, Decoder, DecoderLayer, Norm, Paged
+from alignedserve.kernels.common.decoder import Angles, Decoder, DecoderLayer, Norm, Paged, Pauses
 from alignedserve.kernels.common.int8_kv import check_dtypes, num_kv_heads
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.scoring import CScoring
@@ -87,7 +87,8 @@ class NativeDecoder:
         self._turned = layers[0].turned
         self._num_angles = 1 + max(layer.angles for layer in layers) if self._turned else 0
         self._table = (CDecoderLayer * len(layers))(*map(_in_c, layers))
-        self._run = library.kernel("decoder", c_void_p, c_int64, c_void_p)
+        self.pauses = Pauses()
+        self._run = library.kernel("decoder", c_void_p, c_int64, c_int64, c_void_p, c_void_p)
 
     def takes(self, rows: int) -> bool:
         """Return whether C++ is the fastest way of every linear layer."""
@@ -103,7 +104,9 @@ class NativeDecoder:
         read = None if rows is None or paged.adapters is not None else rows.unique().int()
         last = (None, -1) if read is None else (read.data_ptr(), len(read))
         step = CStep(x.data_ptr(), x.shape[0], cos, sin, cache.data_ptr(), apart, spans.table, kept, adapters, *last)
-        self._run(self._table, len(self._table), byref(step))
+        num_run, count, pauses = 0, len(self._table), self.pauses
+        while (num_run := self._run(self._table, num_run, count, byref(step), pauses.address)) < count:
+            pauses.take()
 
     def _check(self, x: Tensor, angles: Sequence[Angles], paged: Paged) -> None:
         """Raise ValueError for faults that C++ would not notice."""

@@ -55,6 +55,7 @@ class Truth(Hashable, Protocol):
         """Return the time to compute K and V of a token from its hidden vectors."""
 
 
+_LAYERS = 16  # of a model whose steps were measured on a CPU: profiles do not say
 _NETWORK = Link(bandwidth=25 * _GB, latency_s=2e-5)  # 200 Gbit/s
 
 
@@ -72,6 +73,7 @@ class Hardware:
     extents: Extents | None = None  # of the pool, where it has pages of more than one kind
     gpus: int = 1  # that share the model
     copies_beside: bool = False  # whether copies from the pool go on beside steps (executor/building.py)
+    layers: int = 0  # between which a step can pause (decode_worker/pausing.py): on a CPU
 
     def step(self, plan: StepPlan) -> float:
         return self.truth.seconds(plan)
@@ -213,7 +215,8 @@ def from_profile(path: Path, seed: int = 0) -> Hardware:
     int8_in = _INT8_ON_CPU if subject.is_processor else _INT8_OVER_PCIE
     beside = not subject.is_processor and subject.tensor_parallel == 1
     gpus = subject.tensor_parallel
-    return Hardware(subject.device, truth, kv_tokens, kv_bytes, links, limits, int8_in, gpus=gpus, copies_beside=beside)
+    of = subject.device, truth, kv_tokens, kv_bytes, links, limits, int8_in, None, gpus, beside
+    return Hardware(*of, layers=_LAYERS if subject.is_processor and gpus == 1 else 0)
 
 
 def belief(truth: Truth, limits: WorkerLimits, longest: int) -> OnlineCost:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from functools import partial
+from itertools import product
 from random import Random
 from typing import Any
 
 from alignedserve.config.topology import Topology
 from alignedserve.core import Pooling, Request, Sampling, ServiceClass, Slo, WorkerLimits, units_for
-from alignedserve.cost.model import FREE_COPIES, CopyCost
+from alignedserve.cost.fit import OnlineCost, Point
+from alignedserve.cost.model import FREE_COPIES, CopyCost, Kind, Shape, Uncertainty
 from alignedserve.cost.sums import added
 from alignedserve.errors import FuzzError
 from alignedserve.forms.rules import Compression
@@ -36,6 +39,9 @@ MOST_LINE_WAIT_S = 120.0
 SETTLED_S = 60.0  # time to notice deaths and silences, each asked again after 5 s, several times over
 TOPOLOGIES = ("colocated", "1+1", "2+1", "1+2", "2+2")
 _PAST = 16  # outputs known at the start, so that the predictor predicts
+
+
+_CHUNKS, _PREFIXES = ((), ((8, 0),), ((64, 8),)), ((), (8,), (8,) * 4, (64,) * 4)  # of steps
 
 
 class AskedVector(str, Enum):
@@ -144,6 +150,7 @@ class Scenario:
     direct: bool = False  # whether prefill workers send KV to decode workers
     nodes: int = 1  # as in Settings
     look_ahead: int = 0  # of decode workers
+    layers: int = 0  # between which workers' steps can pause
     copies_beside: bool = False  # whether their copies from the pool go on beside steps
     knows_copies: bool = False  # whether workers know how long copies take: else all take them to be quicker
     jobs: tuple[JobAsk, ...] = ()
@@ -169,6 +176,8 @@ class Scenario:
             direct=self.direct,
             nodes=self.nodes,
             look_ahead=self.look_ahead,
+            layers=self.layers,
+            belief=partial(_belief, self.costs) if self.layers else None,  # no step pauses whose end is not predicted
             copies_beside=self.copies_beside,
             most_s=self.ends_by + 1.0,
             num_past=_PAST,
@@ -224,6 +233,17 @@ class Scenario:
         return step_s * steps + 2 * costs.page_s * units_for(ask.most_tokens, self.limits.page_size)
 
 
+def _belief(costs: Costs) -> OnlineCost:
+    """Return a cost model that knows these costs."""
+    shapes = [Shape.build(chunks, prefixes) for chunks, prefixes in product(_CHUNKS, _PREFIXES)]
+    points = [
+        Point(of, costs.step_s + costs.token_s * of.tokens + costs.prefix_token_s * (of.cached + of.prefixes))
+        for of in shapes
+        if of.tokens
+    ]
+    return OnlineCost(points, known=dict.fromkeys(Kind, Uncertainty()))
+
+
 def least_pages(asks: tuple[Ask, ...], limits: WorkerLimits) -> int:
     """Return the pages that the largest request may need."""
     return max(units_for(ask.most_tokens, limits.page_size) for ask in asks)
@@ -247,7 +267,7 @@ def lines(scenario: Scenario) -> list[str]:
         f"{limits.max_batch} requests{window}",
         f"a step takes {1e3 * scenario.costs.step_s:.3g} ms or more, the copy of a page "
         f"{1e3 * scenario.costs.page_s:.3g} ms",
-        _policy_line(scenario.policy) + f", look_ahead: {scenario.look_ahead}, "
+        _policy_line(scenario.policy) + f", look_ahead: {scenario.look_ahead}, layers: {scenario.layers}, "
         f"copies {'beside' if scenario.copies_beside else 'between'} steps",
         f"frames take {1e3 * scenario.network.least_s:.3g} ms and {1e3 * scenario.network.spread_s:.3g} ms by chance, "
         f"receivers of KV hear of its end {1e3 * scenario.network.late_end_s:.3g} ms late",

@@ -17,6 +17,7 @@ from alignedserve.lab.fuzzing.wider_drawing import (
     some_with_clocks_apart,
     some_with_folds,
     some_with_late_ends,
+    some_with_pauses,
     some_with_vectors,
     some_with_windows,
     some_without_faults,
@@ -59,7 +60,7 @@ _ORDERS = (BY_DUE, BY_SLACK, BY_ARRIVAL, BY_REMAINING, BY_LEVELS)
 
 
 def draw_scenario(seed: int) -> Scenario:
-    calm = some_with_late_ends(some_with_clocks_apart(some_without_faults(_draw(seed, widened))))
+    calm = some_with_pauses(some_with_late_ends(some_with_clocks_apart(some_without_faults(_draw(seed, widened)))))
     return some_with_jobs(some_with_vectors(some_with_folds(some_with_windows(calm))))
 
 

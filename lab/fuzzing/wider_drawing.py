@@ -83,6 +83,18 @@ def some_with_clocks_apart(drawn: Scenario) -> Scenario:
     return replace(drawn, faults=tuple(sorted((*skews, *others), key=lambda fault: fault.at)))
 
 
+def some_with_pauses(drawn: Scenario) -> Scenario:
+    """Let workers' steps, which take long then, pause between layers in every third run, if the policy allows it."""
+    draw = Random(f"{drawn.seed}/amid")
+    policy = replace(drawn.policy, scheduler=SchedulerName.ALIGNED, chunking=Chunking.SLO)
+    if policy.blocks is Layout.BIDIRECTIONAL or policy.cache is not Cache.KV:  # no step pauses
+        return drawn
+    if draw.random() > 1 / 3 or policy.problem is not None:
+        return drawn
+    costs = replace(drawn.costs, token_s=10 ** draw.uniform(-4, -2))
+    return replace(drawn, policy=policy, costs=costs, layers=draw.choice((3, 8, 24)))
+
+
 def some_with_late_ends(drawn: Scenario) -> Scenario:
     """Let receivers hear of the ends of transfers after their senders in every fourth run with transfers: what the
     sender then says may come before the end is known."""

@@ -112,6 +112,7 @@ def settings_of(trial: SimulationTrial, given: GivenObjects = NOTHING_GIVEN) -> 
         record=True,
         look_ahead=config.engine.steps_ahead(policy),
         copies_beside=device.copies_beside,
+        layers=device.layers,
     )
 
 

@@ -68,8 +68,8 @@ def test_steps_that_end_are_never_late_however_many_run(watched: Watched) -> Non
         watched.watch.begins(StepPlan(number))
         watched.watch.begins(StepPlan(number + 1))  # the next one is begun while this one runs
         assert watched.passes(1.0) == 0
-        watched.watch.ends()
-        watched.watch.ends()
+        watched.watch.ends(number + 1)  # in a pause of the first
+        watched.watch.ends(number)
 
 
 def test_without_a_step_nothing_is_late(watched: Watched) -> None:
@@ -87,7 +87,7 @@ def test_the_first_step_may_take_longer_where_kernels_are_compiled(monkeypatch: 
     watched = Watched(monkeypatch, WorkWatch(first_s=UNKNOWN_S))
     watched.watch.begins(STEP)
     assert watched.passes(UNKNOWN_S / 2) == 0
-    watched.watch.ends()
+    watched.watch.ends(STEP.number)
     watched.watch.begins(StepPlan(2))
     watched.passes(2 * LEAST_S)
     assert watched.ended

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from alignedserve.engine.adapters.layers import AdaptedLayers, LayerPart
 from alignedserve.kernels.common.adapters import AdapterPart, AdapterWeights, LayerAdapter, StepAdapters
-from alignedserve.kernels.common.decoder import Angles, DecoderLayer, Inner, Norm, Paged
+from alignedserve.kernels.common.decoder import Angles, Decoder, DecoderLayer, Inner, Norm, Paged
 from alignedserve.kernels.common.int8_kv import quantise_vectors
 from alignedserve.kernels.common.linear import BUCKETS, LayerShape, Linear, Tuning, Way
 from alignedserve.kernels.common.quantised import quantised
@@ -157,6 +158,24 @@ def paged_of(layers: Sequence[DecoderLayer], dtype: torch.dtype, lengths: Sequen
     return Paged(cache, Spans(lies, BLOCK_SIZE))
 
 
+@contextmanager
+def pauses_between_layers(decoder: Decoder) -> Iterator[None]:
+    """Let a run pause between all layers."""
+    num, pauses = 0, decoder.pauses
+
+    def work() -> None:
+        nonlocal num
+        num += 1
+        pauses.ask()
+
+    pauses.work = work
+    pauses.ask()
+    yield
+    pauses.work = lambda: None
+    pauses.take()
+    assert num == 1, "there are two layers"
+
+
 @on_native_kernels
 @settings(deadline=None)
 @given(
@@ -198,14 +217,18 @@ def test_one_call_is_all_calls(
     with threads(count):
         expected, into = x.clone(), paged_of(layers, dtype, lengths)
         call_by_call(kernels, layers, expected, angles, into, way)
-        paged = paged_of(layers, dtype, lengths)
+        paged, again = paged_of(layers, dtype, lengths), x.clone()
         read = rows_read(generator, len(x), share_read)
         decoder.run(x, angles, paged, read)
+        with pauses_between_layers(decoder):
+            decoder.run(again, angles, paged_of(layers, dtype, lengths), read)
     assert expected.isfinite().all()
     if read is None:
+        read = torch.arange(len(x))
         assert torch.equal(x, expected)
     else:
         assert_near(x[read], expected[read])
+    assert torch.equal(again[read], x[read])
     assert torch.equal(paged.cache.nan_to_num(7.5), into.cache.nan_to_num(7.5))
 
 
@@ -261,7 +284,13 @@ def test_long_decodes_beside_prompts_are_all_calls(
         expected, into = x.clone(), cache.clone()
         call_by_call(kernels, layers, expected, angles, Paged(into, spans), Way.PACKED if packs else Way.NATIVE)
         read = rows_read(generator, rows, share_read)
+        again, into_again = x.clone(), cache.clone()
         decoder.run(x, angles, Paged(cache, spans), read)
+        with pauses_between_layers(decoder):
+            decoder.run(again, angles, Paged(into_again, spans), read)
+    seen = slice(None) if read is None else read
+    assert torch.equal(again[seen], x[seen])
+    assert torch.equal(into_again.view(torch.uint8), cache.view(torch.uint8))
     assert torch.equal(cache[0], into[0])
     if read is not None:
         return assert_near(x[read], expected[read])

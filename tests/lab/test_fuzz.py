@@ -96,6 +96,7 @@ def test_the_seeds_are_of_every_kind() -> None:
     assert all(each.nodes == 1 or each.policy.block_use.why_not_direct is None for each in scenarios)
     assert {scenario.num_gateways for scenario in scenarios} == {1, 2}
     assert {scenario.look_ahead for scenario in scenarios} == {0, 1}
+    assert {scenario.layers for scenario in scenarios} == {0, 3, 8, 24}
     assert {scenario.copies_beside for scenario in scenarios} == {False, True}
     assert {ask.service for scenario in scenarios for ask in scenario.asks} == set(ServiceClass)
     assert any(ask.leaves_after_s is not None for scenario in scenarios for ask in scenario.asks)

@@ -19,7 +19,7 @@ def begun(*prefixes: int) -> StepsInFlight:
 def test_the_next_step_runs_when_the_step_before_has_ended() -> None:
     steps = begun(10, 11)
     assert steps.has_next
-    ended = [steps.end(), steps.end()]
+    ended = [steps.end(1), steps.end(2)]
     assert [(step.plan.number, step.shape, step.counts) for step in ended] == [
         (1, Shape.build(prefixes=[10]), True),
         (2, Shape.build(prefixes=[11]), True),
@@ -34,39 +34,39 @@ def test_blocks_are_free_when_the_last_step_that_may_write_there_has_ended() -> 
     steps.begin((), (), Shape.build(prefixes=[11]), 0.01)
     assert steps.leave((2,))
     assert steps.left == [(0, 1), (2,)]
-    assert steps.end().free == [(0, 1)]
+    assert steps.end(1).free == [(0, 1)]
     assert steps.left == [(2,)]
-    assert steps.end().free == [(2,)]
+    assert steps.end(2).free == [(2,)]
     assert steps.left == []
 
 
 def test_without_a_step_under_way_they_are_free_at_once() -> None:
     steps = begun(10)
-    steps.end()
+    steps.end(1)
     assert not steps.leave((0,))
     assert steps.left == []
 
 
 def test_a_step_that_fails_takes_the_next_with_it_and_no_other() -> None:
     steps = begun(10, 11)
-    steps.end()
+    steps.end(1)
     steps.fail()
     assert steps.runs_in_vain
     steps.begin((), (), Shape.build(prefixes=[10]), 0.01)
-    assert not steps.end().counts
+    assert not steps.end(2).counts
     assert not steps.runs_in_vain
-    assert steps.end().counts
+    assert steps.end(3).counts
 
 
 def test_a_step_that_fails_alone_takes_nothing_with_it() -> None:
     steps = begun(10)
-    steps.end()
+    steps.end(1)
     steps.fail()
     steps.begin((), (), Shape.build(prefixes=[10]), 0.01)
     assert not steps.runs_in_vain
-    assert steps.end().counts
+    assert steps.end(2).counts
 
 
 def test_what_has_not_begun_cannot_end() -> None:
     with pytest.raises(AssertionError, match="not begun"):
-        StepsInFlight().end()
+        StepsInFlight().end(1)

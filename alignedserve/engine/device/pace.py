@@ -44,12 +44,12 @@ class CopyPace:
         with self._changed:
             if self._idle_in_s() <= 0:
                 self._next_at = max(self._next_at, self._computed_s() + self._turn_s * (1 / self._share - 1))
-            self._is_stepping = True
+            was_stepping, self._is_stepping = self._is_stepping, True  # in a pause of a step, another may run
         try:
             yield
         finally:
             with self._changed:
-                self._is_stepping, self._stepped_at = False, time.monotonic()
+                self._is_stepping, self._stepped_at = was_stepping, time.monotonic()
                 self._changed.notify_all()
 
     @contextmanager

@@ -86,6 +86,7 @@ class Loader:
     adapted: AdaptedLayers = field(default_factory=AdaptedLayers)  # the layers that adapters may change
     mixtures: list[ExpertWeights] = field(default_factory=list)  # of each layer whose experts run at once
     in_turn: list[str] = field(default_factory=list)  # why experts run one after another here, though kernels could
+    decoders: list[Decoder] = field(default_factory=list)  # that run all layers in one call: one at most
     signs: Signs = NO_SIGNS  # of how many bytes are read
     _made: list[int] = field(default_factory=list)  # bytes of each tensor made
     _slabs: Slabs = field(default_factory=Slabs)
@@ -241,7 +242,9 @@ class Loader:
 
     def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
         """Return a decoder that runs all layers in one call; None if ranks must meet between the parts of a layer."""
-        return self.kernels.decoder(layers) if self.ranks.size == 1 else None
+        made = self.kernels.decoder(layers) if self.ranks.size == 1 else None
+        self.decoders.extend(filter(None, [made]))
+        return made
 
     def _weight(
         self,

@@ -66,6 +66,8 @@ class HybridSeating(PackedSeating):
 
 
 class WeighedMemory(PlainMemory):
+    runs_amid = False
+
     """Keeps requests as KV or as hidden vectors; answers follow from what `_begin` noted at that moment."""
 
     def __init__(self, pace: Pace, steps: StepsInFlight, here: Requests, pool: PoolLink, scheduler: Scheduler) -> None:

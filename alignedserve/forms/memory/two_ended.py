@@ -30,6 +30,8 @@ from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
 class TwoEndedMemory(PlainMemory):
+    runs_amid = False
+
     def make_blocks(self) -> TwoEndedBlocks:
         num_blocks, size = self.limits.num_blocks, self.limits.block_size
         num_places = self._policy.block_use.num_on_host(num_blocks * size)

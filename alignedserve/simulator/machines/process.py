@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import ulp
+from math import ceil, inf, ulp
 from typing import TYPE_CHECKING, Protocol
 
 from alignedserve.core import StepFailure, StepResult
 from alignedserve.errors import CastOut
-from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
+from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunAmid, RunStep, SendKv
 from alignedserve.protocol.events import Event, StepDone
 from alignedserve.protocol.membership import Heard, membership_of
 from alignedserve.protocol.messages import ROUTER, Member, Message
@@ -59,6 +59,7 @@ class ProcessSetup:
     first: list[Command]  # commands to perform before the first event
     work: WorkHands | None = None  # the hands again, where the part is a worker
     hears_while_busy: bool = False  # a thread does its work, as with look_ahead
+    layers: int = 0  # between which a step can pause
 
 
 @dataclass
@@ -108,7 +109,10 @@ class Process(TurnLoop):
         self._ended_links: dict[str, VirtualLink] = {}
         self._inbox: deque[Frame | Event] = deque()
         self._busy = False
-        self._hears_while_busy = setup.hears_while_busy
+        self._hears_while_busy, self._layers = setup.hears_while_busy, setup.layers
+        self._began_at = self._ends_at = 0.0  # the work that runs; both move by the time of its pauses
+        self._runs: Command | None = None
+        self._is_paused = False
         self._failed_step = 0  # number of the last step that had too little memory
         self._frozen_until = 0.0
         self._loop_hangs = self._work_hangs = False
@@ -172,6 +176,9 @@ class Process(TurnLoop):
         # one, which may begin work too.
         while self._work and self._may_begin():
             self._begin(self._work.popleft())
+        if self._layers and isinstance(self._runs, RunStep) and not self._is_paused and self._work_hands is not None:
+            for work in [work for work in self._work if isinstance(work, RunAmid)]:
+                self._begin_amid(work, self._work_hands)
 
     def _arrived(self) -> Iterator[Event]:
         while self._inbox and self.alive:
@@ -234,7 +241,38 @@ class Process(TurnLoop):
         seconds, trouble = hands.begin(work), self._world.trouble
         if trouble.has_begun:
             seconds *= trouble.work_takes(self.member.name, now)
-        self._agenda.at(now + seconds, Priority.WORK, partial(self._finish_work, work, hands, seconds))
+        self._runs, self._began_at, self._ends_at = work, now, now + seconds
+        self._agenda.at(self._ends_at, Priority.WORK, partial(self._finish_work, work, hands, seconds))
+
+    def _begin_amid(self, work: RunAmid, hands: WorkHands) -> None:
+        """Run this step in a pause at the end of the present layer of the step that runs; after its last layer the
+        step waits in the queue."""
+        layer_s = (self._ends_at - self._began_at) / self._layers
+        pause_at = self._began_at + ceil((self._agenda.now - self._began_at) / layer_s) * layer_s if layer_s else inf
+        if pause_at >= self._ends_at:
+            return
+        self._work.remove(work)
+        if self._is_poisoned(work, at_end=False):
+            return
+        self._witness_work(work)
+        self._is_paused = True
+        seconds = hands.begin(work) * self._world.trouble.work_takes(self.member.name, self._agenda.now)
+        self._began_at, self._ends_at = self._began_at + seconds, self._ends_at + seconds
+        self._agenda.at(pause_at + seconds, Priority.WORK, partial(self._finish_amid, work, hands, seconds))
+
+    def _finish_amid(self, work: RunAmid, hands: WorkHands, seconds: float) -> None:
+        if not self.alive or self._work_hangs:
+            return
+        if self.is_frozen:
+            self._agenda.at(self._frozen_until, Priority.WORK, partial(self._finish_amid, work, hands, seconds))
+            return
+        if self._is_poisoned(work, at_end=True):
+            return
+        self._is_paused = False
+        self._witness_work(work)
+        if (event := self._outcome(work, hands, seconds)) is not None:
+            self._inbox.append(event)
+        self._take_turn()
 
     def _finish_work(self, work: Command, hands: WorkHands, seconds: float) -> None:
         if not self.alive or self._work_hangs:
@@ -243,9 +281,13 @@ class Process(TurnLoop):
             again = partial(self._finish_work, work, hands, seconds)
             self._agenda.at(self._frozen_until, Priority.WORK, again)
             return
+        if self._is_paused or self._agenda.now < self._ends_at:  # it has paused
+            again = partial(self._finish_work, work, hands, seconds)
+            self._agenda.at(self._ends_at, Priority.WORK, again)
+            return
         if self._is_poisoned(work, at_end=True):
             return
-        self._busy = False
+        self._busy, self._runs = False, None
         if self._world.witnesses:
             self._witness_work(work)
         if (event := self._outcome(work, hands, seconds)) is not None:

@@ -1,0 +1,242 @@
+"""A step with documents' prompts pauses for the prompts of chats: which may, for how long, and what may happen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from alignedserve.core import (
+    Request,
+    ServiceClass,
+    Slo,
+    StepFailure,
+    StepPlan,
+    StepResult,
+    WorkerLimits,
+)
+from alignedserve.cost.fit import OnlineCost
+from alignedserve.cost.model import Coefficients, CostModel, Kind
+from alignedserve.decode_worker.by_policy import decode_core
+from alignedserve.decode_worker.pausing import MOST_PAUSES
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.protocol.commands import Command, RunAmid, RunStep, Send
+from alignedserve.protocol.events import StepDone
+from alignedserve.protocol.messages import ROUTER, Cancel, Output, Prefill, Tokens
+from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
+from alignedserve.worker.setup import WorkerSetup
+from tests.samples import request, said
+
+LIMITS = WorkerLimits(num_blocks=128, block_size=4, page_size=8, max_step_tokens=400, max_batch=8)
+TOKEN_S, LAYERS = 1e-3, 10
+SLO = Slo(ttft_s=2.0, tbt_s=1.0)
+
+
+class KnownCost(OnlineCost):
+    """A cost model in which a step takes 20 ms and a millisecond for each token, whatever steps take."""
+
+    def __init__(self) -> None:
+        of = Coefficients(fixed=20 * TOKEN_S, token=(TOKEN_S,))
+        self._known = CostModel(dict.fromkeys(Kind, of))
+
+    @property
+    def model(self) -> CostModel:
+        return self._known
+
+    @property
+    def slowdown(self) -> float:
+        return 1.0
+
+    def learn(self, shape: object, seconds: float) -> None: ...
+
+
+def chat(name: str, tokens: int = 20, slo: Slo = SLO, max_tokens: int = 5) -> Request:
+    return replace(request(name, max_tokens=max_tokens), prompt=tuple(range(1, 1 + tokens)), stop_tokens=(), slo=slo)
+
+
+def document(name: str, tokens: int = 200) -> Request:
+    return replace(
+        chat(name, tokens), service=ServiceClass.BE, slo=Slo(jct_s=600.0), prompt=tuple(range(900, 900 + tokens))
+    )
+
+
+class Bench:
+    """A worker whose steps the test ends."""
+
+    def __init__(self, layers: int = LAYERS, policy: Policy | None = None, kind: str = "decode") -> None:
+        setup = WorkerSetup(LIMITS, policy or Policy(reuse=False), KnownCost(), layers=layers)
+        self.core: DecodeCore = PrefillCore(setup) if kind == "prefill" else decode_core(setup)
+        self.now, self.steps, self.amid = 0.0, list[StepPlan](), list[StepPlan]()
+        self.outputs: list[Output] = []
+
+    def _take(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case RunAmid(plan):
+                    self.amid.append(plan)
+                case RunStep(plan):
+                    self.steps.append(plan)
+                case Send(message=Tokens(outputs)):
+                    self.outputs += outputs
+
+    def hears(self, message: Prefill | Cancel) -> None:
+        self._take(self.core.handle(said(ROUTER, message), self.now))
+
+    def comes(self, *some: Request) -> None:
+        for each in some:
+            self.hears(Prefill(replace(each, arrival_at=self.now)))
+
+    def ends(self, plan: StepPlan, failure: StepFailure | None = None) -> None:
+        """End a step: each request that samples gets token 7."""
+        sampled = tuple((part.request, 7) for part in plan.parts if part.sampling is not None and failure is None)
+        result = StepResult(plan.number, sampled, failure=failure)
+        self._take(self.core.handle(StepDone(result, plan.predicted_s), self.now))
+
+    @property
+    def said(self) -> list[str]:
+        return [output.request for output in self.outputs]
+
+
+def names(plan: StepPlan) -> list[str]:
+    return [part.request for part in plan.parts]
+
+
+def paused(**setup: Any) -> Bench:
+    """Return a worker in whose step with a document a chat has come."""
+    bench = Bench(**setup)
+    bench.comes(document("d"))
+    bench.now += 0.02
+    bench.comes(chat("a"))
+    return bench
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill"])
+def test_a_chat_runs_alone_in_a_pause_of_a_document(kind: str) -> None:
+    bench = paused(kind=kind)
+    [step], [amid] = bench.steps, bench.amid
+    assert (names(step), names(amid)) == (["d"], ["a"])
+    bench.ends(amid)
+    assert bench.said == ["a"]
+    assert len(bench.steps) == 1, "the document's step goes on"
+    bench.ends(step)
+    assert bench.core.held["requests"] == 2
+    if kind == "decode":
+        assert set(names(bench.steps[1])) == {"a", "d"}
+
+
+def test_the_next_chat_gets_a_pause_of_its_own_but_not_for_ever() -> None:
+    bench = paused()
+    for number in range(1, MOST_PAUSES + 2):
+        bench.comes(chat(f"next{number}"))
+        assert len(bench.amid) == min(number, MOST_PAUSES), "one at a time"
+        if number <= MOST_PAUSES:
+            bench.ends(bench.amid[-1])
+    assert len(bench.amid) == MOST_PAUSES
+    assert len(bench.steps) == 1
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        {"layers": 0},
+        {"policy": Policy(reuse=False, scheduler=SchedulerName.FCFS, chunking=Chunking.FIXED)},
+    ],
+)
+def test_where_steps_do_not_pause_a_chat_waits(setup: dict[str, Any]) -> None:
+    bench = paused(**setup)
+    assert not bench.amid
+    bench.ends(bench.steps[0])
+    assert "a" in names(bench.steps[1])
+
+
+def test_a_step_that_has_nearly_ended_does_not_pause() -> None:
+    bench = Bench()
+    bench.comes(document("d", 200))
+    bench.now += (1 - 1.5 / LAYERS) * bench.steps[0].predicted_s
+    bench.comes(chat("a"))
+    assert not bench.amid
+
+
+def test_a_step_with_a_chats_prompt_does_not_pause() -> None:
+    bench = Bench()
+    bench.comes(chat("a"))
+    assert names(bench.steps[0]) == ["a"]
+    bench.comes(chat("b"))
+    assert not bench.amid
+
+
+@pytest.mark.parametrize(("tbt_s", "pauses"), [(1.0, True), (0.25, False)])
+def test_a_pause_leaves_the_chats_of_the_step_in_time(tbt_s: float, pauses: bool) -> None:
+    """A chat decodes beside the document; its next token is due while the step would pause."""
+    bench = Bench()
+    bench.comes(chat("a", 4, replace(SLO, tbt_s=tbt_s)))
+    bench.comes(document("d"))
+    bench.ends(bench.steps[0])
+    assert set(names(bench.steps[1])) == {"a", "d"}
+    left_s = bench.steps[1].predicted_s
+    bench.comes(chat("b", 150))
+    assert bool(bench.amid) is pauses
+    if pauses:
+        assert left_s + bench.amid[0].predicted_s <= tbt_s
+
+
+def test_a_document_waits_for_the_next_step() -> None:
+    bench = Bench()
+    bench.comes(document("d"))
+    bench.comes(document("e"))
+    assert not bench.amid
+
+
+def test_a_chat_without_free_memory_takes_none_of_the_step() -> None:
+    bench = Bench()
+    bench.comes(document("d", 390))
+    bench.comes(chat("a", 300))
+    assert not bench.amid
+    assert bench.core.here.find("d") is not None
+
+
+def test_a_step_that_ends_before_its_pause_lets_the_chats_step_run_behind_it() -> None:
+    bench = paused()
+    [step], [amid] = bench.steps, bench.amid
+    bench.ends(step)
+    assert len(bench.steps) == 1, "one step at a time"
+    bench.comes(document("e"))
+    bench.comes(chat("b"))
+    assert len(bench.amid) == 1
+    bench.ends(amid)
+    assert set(names(bench.steps[1])) >= {"a", "b"}
+
+
+@pytest.mark.parametrize("first", ["amid", "step"])
+@pytest.mark.parametrize("gone", ["a", "d"])
+def test_blocks_of_a_cancelled_request_are_free_when_both_steps_have_ended(gone: str, first: str) -> None:
+    bench = paused()
+    plans = [bench.amid[0], bench.steps[0]]
+    bench.hears(Cancel(gone, 0))
+    free = bench.core.memory.num_free
+    for plan in plans if first == "amid" else plans[::-1]:
+        assert bench.core.memory.num_free == free
+        bench.ends(plan)
+    assert bench.core.memory.num_free > free
+    left = {"a", "d"} - {gone}
+    assert set(names(bench.steps[1])) == left
+
+
+@pytest.mark.parametrize("fails", ["amid", "step"])
+def test_a_step_that_fails_takes_nothing_of_the_other_with_it(fails: str) -> None:
+    bench = paused()
+    [step], [amid] = bench.steps, bench.amid
+    few = StepFailure("no memory")
+    bench.ends(amid, few if fails == "amid" else None)
+    bench.ends(step, few if fails == "step" else None)
+    assert bench.said == (["d"] if fails == "amid" else ["a"])
+    while (running := bench.core.steps.running) is not None:
+        bench.ends(running)
+    assert {output.request for output in bench.outputs if output.finish is not None} == {"a", "d"}
+
+
+def test_pauses_are_counted() -> None:
+    assert paused().core.log.counts.num_pauses == 1
