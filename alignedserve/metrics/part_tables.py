@@ -218,6 +218,12 @@ def be_tokens_held_back_total(steps: DecodeSteps) -> Values:
     return steps.held_back
 
 
+@_counter(_WORKER, "steps")
+def step_pauses_total(steps: DecodeSteps) -> Values:
+    """Pauses of steps with documents, in which prompts of chats ran."""
+    return steps.pauses
+
+
 @_gauge("")
 def router_rebuilt_seconds(figures: Figures) -> Values:
     """Time from the router's last start until it knew all open requests and their places again."""

@@ -43,6 +43,7 @@ class DecodeSteps:
     prefetched: int = 0  # requests that joined from a prefill worker's device, and had waited in the pool
     in_vain: int = 0  # requests that joined otherwise, though a prefill worker had fetched the KV, or was to
     held_back: int = 0  # best-effort requests that had memory and sat out a step with real-time ones, once for each
+    pauses: int = 0  # of steps, for prompts of chats
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,8 +117,13 @@ class RouterLink(WorkerPart):
         if now - self._told_at < _COUNTS_S:
             return []
         counts, self._told_at = self._counts, now
-        by_batches, switches = tuple(counts.by_batches), counts.num_switches
-        steps = DecodeSteps(by_batches, counts.spread.tally, switches, held_back=counts.num_held_back)
+        steps = DecodeSteps(
+            tuple(counts.by_batches),
+            counts.spread.tally,
+            counts.num_switches,
+            held_back=counts.num_held_back,
+            pauses=counts.num_pauses,
+        )
         figures = Figures(
             num_refused=self._counts.num_refused,
             num_failed_transfers=self._counts.num_failed_transfers,
