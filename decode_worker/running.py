@@ -87,7 +87,7 @@ class Stepping(WorkerPart):
         before += self._seats.fetch()
         if selection is None:
             return before
-        self._counts.count_decodes(selection.decodes)
+        self._counts.count_decodes(selection.decodes, selection.is_grouped)
         self._shares.count(selection, self._here.running_of)
         before += self._memory.orders()
         decodes = decodes_of(selection.decodes)

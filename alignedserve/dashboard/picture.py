@@ -50,6 +50,7 @@ class WorkerPicture:
     name: str
     lengths: DecodeLengths
     used: float = 0.0  # share of its device's KV memory
+    grouped: float = 0.0  # share of its decode steps that documents of other lengths sat out
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +250,12 @@ class DeploymentView:
         here = (part.member for part in self._parts.values() if part.is_here and part.member.role is Role.DECODE)
         told = [(name, self._told.get(name, Figures())) for name in sorted(member.name for member in here)]
         return tuple(
-            WorkerPicture(name, figures.lengths or DecodeLengths(), figures.worker.used if figures.worker else 0.0)
+            WorkerPicture(
+                name,
+                figures.lengths or DecodeLengths(),
+                figures.worker.used if figures.worker else 0.0,
+                figures.steps.grouped / max(1, sum(figures.steps.by_batches)) if figures.steps else 0.0,
+            )
             for name, figures in told
         )
 

@@ -201,6 +201,12 @@ def decode_steps_total(steps: DecodeSteps) -> Values:
 
 
 @_counter(_WORKER, "steps")
+def decode_steps_grouped_total(steps: DecodeSteps) -> Values:
+    """Decode steps that documents of other lengths sat out, since tokens were cheaper so."""
+    return steps.grouped
+
+
+@_counter(_WORKER, "steps")
 def batch_switches_total(steps: DecodeSteps) -> Values:
     """Batches of the pool that began to run on a decode worker."""
     return steps.switches

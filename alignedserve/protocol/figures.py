@@ -44,6 +44,7 @@ class DecodeSteps:
     in_vain: int = 0  # requests that joined otherwise, though a prefill worker had fetched the KV, or was to
     held_back: int = 0  # best-effort requests that had memory and sat out a step with real-time ones, once for each
     pauses: int = 0  # of steps, for prompts of chats
+    grouped: int = 0  # steps that documents of other lengths sat out
 
 
 @dataclass(frozen=True, slots=True)

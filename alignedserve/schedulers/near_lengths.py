@@ -98,7 +98,7 @@ def _only(found: PlannedStep, decodes: Sequence[WorkerRequest], view: StepView) 
         return found
     shape = shape_of(found.chunks, decodes)
     seconds = view.at.cost.seconds(shape)
-    return PlannedStep(decodes, found.chunks, shape, seconds, found.admitted, found.displaced)
+    return PlannedStep(decodes, found.chunks, shape, seconds, found.admitted, found.displaced, is_grouped=True)
 
 
 def _has_chat(found: PlannedStep) -> bool:

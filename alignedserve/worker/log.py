@@ -36,6 +36,7 @@ class WorkerCounts:
 
     def __init__(self) -> None:
         self.by_batches = [0, 0, 0]  # steps of members of no batch (guests alone), of one batch, of two or more
+        self.num_grouped = 0  # steps that documents of other lengths sat out
         self.spread = Buckets(SPREADS)  # of the prefixes of a step's decodes
         self.num_held_back = 0  # best-effort requests that could decode, once for each step with real-time requests
         self.num_pauses = 0  # of steps, for prompts of chats
@@ -56,13 +57,14 @@ class WorkerCounts:
         if plan.predicted_s > 0:
             self.step_ratio.count(seconds / plan.predicted_s)
 
-    def count_decodes(self, decodes: Sequence[WorkerRequest]) -> None:
+    def count_decodes(self, decodes: Sequence[WorkerRequest], is_grouped: bool = False) -> None:
         """Count a step by its members' batches, and by how far the prefixes of its decodes lie apart."""
         if not decodes:
             return
         batches, prefixes = {running.batch for running in decodes}, [running.prefix for running in decodes]
         self.by_batches[min(len(batches - {0}), 2)] += 1
         self.spread.count(max(prefixes) - min(prefixes))
+        self.num_grouped += is_grouped
 
     def count_held_back(self, residents: Iterable[WorkerRequest], chosen: Sequence[WorkerRequest]) -> None:
         """Count the best-effort residents that a step with real-time requests leaves out."""

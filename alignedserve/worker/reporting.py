@@ -123,6 +123,7 @@ class RouterLink(WorkerPart):
             counts.num_switches,
             held_back=counts.num_held_back,
             pauses=counts.num_pauses,
+            grouped=counts.num_grouped,
         )
         figures = Figures(
             num_refused=self._counts.num_refused,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from alignedserve.core import Usage
-from alignedserve.dashboard.picture import FORGOTTEN_S, DeploymentView, PartPicture, QueuePicture
+from alignedserve.dashboard.picture import FORGOTTEN_S, DeploymentView, PartPicture, QueuePicture, WorkerPicture
 from alignedserve.metrics.recent import NUM_SLOTS, SLOTS_S, RecentRequests
 from alignedserve.protocol.figures import (
     DecodeLengths,
+    DecodeSteps,
     GpuFigures,
     Lengths,
     MachineFigures,
@@ -77,8 +78,9 @@ def test_parts_come_by_role_and_name() -> None:
 def test_what_a_worker_reports_goes_with_it() -> None:
     view = DeploymentView()
     view.look([DECODE], 10.0)
-    view.hear(Figures(lengths=LENGTHS, slowdown=1.5, member="decode-0"), 11.0)
-    assert [(worker.name, worker.lengths) for worker in view.workers] == [("decode-0", LENGTHS)]
+    steps = DecodeSteps((8, 0, 0), grouped=2)
+    view.hear(Figures(lengths=LENGTHS, slowdown=1.5, steps=steps, member="decode-0"), 11.0)
+    assert view.workers == (WorkerPicture("decode-0", LENGTHS, grouped=0.25),)
     assert part(view, "decode-0").slowdown == 1.5
     view.look([], 12.0)
     assert view.workers == ()

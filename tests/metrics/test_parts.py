@@ -85,7 +85,7 @@ def test_what_ran_together_in_a_worker_s_steps_is_counted() -> None:
     load = WorkerLoad()
     metrics.update(Figures(steps=DecodeSteps((1, 2, 0), Tally((3, 0, 0, 0, 0, 0), 40)), worker=load, member="decode-0"))
     spread = Tally((6, 1, 0, 0, 0, 1), 20_340)
-    steps = DecodeSteps((1, 5, 2), spread, switches=2, prefetched=4, in_vain=1, held_back=9, pauses=3)
+    steps = DecodeSteps((1, 5, 2), spread, switches=2, prefetched=4, in_vain=1, held_back=9, pauses=3, grouped=6)
     metrics.update(Figures(steps=steps, slowdown=1.25, worker=load, member="decode-0"))
     of_worker = 'worker="decode-0"'
     by_batches = {
@@ -102,6 +102,7 @@ def test_what_ran_together_in_a_worker_s_steps_is_counted() -> None:
     assert shown(metrics, f'kv_prefetches_total{{outcome="wasted",{of_worker}}}') == 1
     assert shown(metrics, f"be_tokens_held_back_total{{{of_worker}}}") == 9
     assert shown(metrics, f"step_pauses_total{{{of_worker}}}") == 3
+    assert shown(metrics, f"decode_steps_grouped_total{{{of_worker}}}") == 6
 
 
 def test_the_road_of_each_pair_is_named() -> None:

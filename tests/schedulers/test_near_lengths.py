@@ -80,6 +80,7 @@ def test_long_documents_are_left_out_of_some_steps_and_keep_their_share(prompts:
     paces = {tokens[name] * in_order.predicted_s / seconds for name in LONG}
     assert all(share <= pace < 1.1 * share for pace in paces)
     assert tokens.total() / seconds > 1.1 * 120 / in_order.predicted_s
+    assert all(step.is_grouped is (len(step.decodes) < 120) for step in (in_order, *found))
 
 
 @pytest.mark.parametrize(

@@ -85,11 +85,11 @@ def test_it_is_told_at_most_once_a_second_and_only_where_it_has_changed(worker: 
     assert told(worker.handle(ANYTHING, 4.0))
 
 
-def test_documents_that_sit_out_a_step_with_chats_are_told() -> None:
-    """The board would show that no document ever gives way to chats."""
+def test_documents_that_sit_out_a_step_are_told() -> None:
+    """The board would show that no document ever gives way to chats, or to documents of other lengths."""
     worker = decode_core(WorkerSetup(LIMITS))
-    worker.log.counts.num_held_back = 3
+    worker.log.counts.num_held_back, worker.log.counts.num_grouped = 3, 2
     (sent,) = [each for each in worker.handle(ANYTHING, 1.0) if isinstance(each, Send)]
     assert isinstance(sent.message, Figures)
     assert sent.message.steps is not None
-    assert sent.message.steps.held_back == 3
+    assert (sent.message.steps.held_back, sent.message.steps.grouped) == (3, 2)

@@ -102,6 +102,7 @@ class PlannedStep:
     predicted_s: float  # time of the step, by the cost model
     admitted: Sequence[WorkerRequest] = ()  # prompts that waited, and have blocks now
     displaced: Sequence[WorkerRequest] = ()  # best-effort requests that gave up blocks for `admitted`
+    is_grouped: bool = False  # whether documents of other lengths sit the step out (schedulers/near_lengths.py)
 
     @property
     def runs(self) -> bool:
