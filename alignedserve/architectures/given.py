@@ -12,10 +12,9 @@ from alignedserve.errors import ModelError, UnsupportedModel
 
 
 class Given:
-    def __init__(self, path: Path, values: dict[str, Any] | None = None) -> None:
-        """Read the file; or take these values, which it has."""
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._values = read_json(path) if values is None else values
+        self._values = read_json(path)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value as it is; the default only where the key is missing."""
