@@ -110,7 +110,7 @@ TRANSPORT = (
     Mutant(
         "broken chunk written",
         _RECEIVING,
-        "read_places(raw, number)[1] == checksum",
+        "read_places(self._next_frame(group, PLACES, places_bytes(0)), number)[1] == checksum",
         "True",
         "A transfer whose checksum is wrong counts.",
     ),
