@@ -76,13 +76,13 @@ class Processes:
 
 
 @contextmanager
-def processes(most: int) -> Iterator[Processes]:
-    """Give at most `most` processes, and end them with the block, whatever they compute then.
+def processes(most: int | None = None) -> Iterator[Processes]:
+    """Give at most `most` processes, or one for each core, and end them with the block, whatever they compute then.
 
     Each computes in one thread: a second one would only take a core from another process.
     """
     with one_compute_thread():
-        started = Processes(most)
+        started = Processes(most or one_for_each_core())
         try:
             yield started
         finally:

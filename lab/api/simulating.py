@@ -22,12 +22,11 @@ from alignedserve.config.presets import DEFAULT
 from alignedserve.config.topology import Topology
 from alignedserve.errors import SimulateError
 from alignedserve.lab.api.simulated_run import Frame, SimulatedRun, frame_of
-from alignedserve.lab.processes import one_for_each_core
+from alignedserve.lab.processes import processes
 from alignedserve.lab.reports import plots, report
 from alignedserve.lab.reports.trial import OnProgress, SimulationTrial, TrialRun, trials
 from alignedserve.lab.trials.building import GivenObjects, check_rates, settings_of, trial_of
 from alignedserve.lab.trials.running import finished
-from alignedserve.lab.trials.side_by_side import side_by_side
 from alignedserve.loads import defaults
 from alignedserve.loads.figures import tables
 from alignedserve.loads.workload import Mixture
@@ -117,8 +116,8 @@ def compare(
     for order in orders:
         settings_of(order.trial, order.given)
     found: dict[SimulationTrial, TrialRun] = {}
-    with _bar("runs", shows) as on_progress, side_by_side(_figures, _jobs(jobs, [*givens.values()])) as run_all:
-        for run in run_all(orders):
+    with _bar("runs", shows) as on_progress, processes(_jobs(jobs, [*givens.values()])) as started:
+        for run in started.as_done(_figures, orders):
             found[run.trial] = run
             on_progress(len(found), len(orders))
     return Comparison([found[order.shown] for order in orders])
@@ -258,12 +257,12 @@ def _named(systems: Sequence[System]) -> dict[str, System]:
     return {system.name: system for system in systems}
 
 
-def _jobs(wanted: int | None, givens: Sequence[GivenObjects]) -> int:
-    """Return the number of processes: a single one where they would not know what is defined in a script."""
+def _jobs(wanted: int | None, givens: Sequence[GivenObjects]) -> int | None:
+    """Return the number of processes, if it matters: one where they would not know what is defined in a script."""
     if wanted is not None and (not isinstance(wanted, int) or wanted < 1):
         raise SimulateError(f"jobs must be a whole number of 1 or more, not {wanted!r:.40}")
     if all(map(_travels, givens)):
-        return wanted or one_for_each_core()
+        return wanted
     if wanted is None or wanted == 1:
         return 1
     raise SimulateError(

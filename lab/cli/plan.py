@@ -26,11 +26,10 @@ from alignedserve.lab.planning.outcome import Hopeless, Outcome, PromisesToKeep,
 from alignedserve.lab.planning.picture import plot_plan
 from alignedserve.lab.planning.report import LoadPoint, Plan, plan_document, plan_text
 from alignedserve.lab.planning.search import PlanTrial, Search
-from alignedserve.lab.processes import one_for_each_core
+from alignedserve.lab.processes import Processes, one_for_each_core, processes
 from alignedserve.lab.reports import plots
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import cluster_of, device_of, settings_of, workload_of
-from alignedserve.lab.trials.side_by_side import RunAll, side_by_side
 from alignedserve.loads.figures.tables import write
 from alignedserve.loads.workload import Mixture
 from alignedserve.loads.workload.build import USUAL_REQUESTS
@@ -63,9 +62,9 @@ def run(asked: WhatIsPlanned) -> int:
     fresh = range(asked.seed + 1, asked.seed + 1 + _FRESH)
     search = Search(families, promise, asked.workers, asked.seed, fresh)
     loads, is_interrupted = list[LoadPoint](), False
-    with side_by_side(_simulate, asked.jobs) as simulated:
-        jobs = asked.jobs or one_for_each_core()
-        simulations = _Simulations(common, workload, promise, simulated, jobs, search.num_left)
+    jobs = asked.jobs or one_for_each_core()
+    with processes(jobs) as started:
+        simulations = _Simulations(common, workload, promise, started, jobs, search.num_left)
         names = ", ".join(dict.fromkeys(family.offer.device for family in families))
         _say(
             f"plan: tries 1 to {asked.workers} workers of {names}, in about {search.num_left()} simulations;"
@@ -222,19 +221,19 @@ class _Simulations:
         common: SimulationTrial,
         workload: Mixture,
         promise: PromisesToKeep,
-        simulated: RunAll[_SimulationTask, tuple[int, Outcome]],
+        started: Processes,
         jobs: int,
         num_left: Callable[[], int],
     ) -> None:
         self._jobs, self._num_left, self._began_at = jobs, num_left, monotonic()
-        self._common, self._rate, self._promise, self._simulated = common, workload.rate, promise, simulated
+        self._common, self._rate, self._promise, self._started = common, workload.rate, promise, started
         self._expected = expected_requests(workload)
         self._num_done = 0
 
     def outcomes(self, trials: Sequence[PlanTrial], label: str) -> Iterator[tuple[PlanTrial, Outcome]]:
         """Yield each trial with its outcome."""
         with ProgressBar(label, sys.stderr) as bar:
-            for number, outcome in self._simulated(map(self._task, count(), trials)):
+            for number, outcome in self._started.as_done(_simulate, map(self._task, count(), trials)):
                 self._num_done += 1
                 yield trials[number], outcome  # the search learns of it, and knows how many are left
                 left, took_s = self._num_left(), monotonic() - self._began_at

@@ -13,7 +13,7 @@ from alignedserve.cli.terminal.interrupt import INTERRUPTED
 from alignedserve.cli.terminal.progress import ProgressBar, about
 from alignedserve.errors import SimulateError
 from alignedserve.lab.cli.simulating import WhatIsReproduced
-from alignedserve.lab.processes import one_for_each_core
+from alignedserve.lab.processes import one_for_each_core, processes
 from alignedserve.lab.reports import plots
 from alignedserve.lab.reports.trial import SimulationTrial, TrialRun
 from alignedserve.lab.reproduce import drawing
@@ -35,7 +35,7 @@ from alignedserve.lab.reproduce.page import (
     tables,
 )
 from alignedserve.lab.reproduce.papers import PAPERS
-from alignedserve.lab.trials.side_by_side import figures_of, side_by_side
+from alignedserve.lab.trials.running import figures_of
 from alignedserve.loads.figures.plotting import new_figure
 
 _WALL = "speed.wall_s"  # the metric that says how long a trial took
@@ -96,8 +96,8 @@ def _run_all(trials: Sequence[SimulationTrial], asked: WhatIsReproduced, kept: K
 
 
 def _each(trials: Sequence[SimulationTrial], jobs: int) -> Iterator[TrialRun]:
-    with side_by_side(figures_of, jobs) as run_all:
-        for done in run_all(trials):
+    with processes(jobs) as started:
+        for done in started.as_done(figures_of, trials):
             if done.problems:
                 raise SimulateError(f"{done.trial.title}: {done.problems[0]}")
             yield done

@@ -14,13 +14,13 @@ from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import SimulateError
 from alignedserve.lab.cli.simulating import WhatIsWritten, WhatRuns
 from alignedserve.lab.fuzzing.recording import first_difference, read_trial, repeated, tell
+from alignedserve.lab.processes import processes
 from alignedserve.lab.reports import plots
 from alignedserve.lab.reports.report import comparison_text, document, requests_csv, runs_csv, steps_csv, summary
 from alignedserve.lab.reports.timeline import timeline
 from alignedserve.lab.reports.trial import OnProgress, SimulationTrial, TrialRun, trials
 from alignedserve.lab.trials.building import check_rates, settings_of, trial_of
 from alignedserve.lab.trials.running import run_filmed, run_once, run_saved
-from alignedserve.lab.trials.side_by_side import side_by_side
 from alignedserve.loads.figures.tables import write
 from alignedserve.loads.records import record_file
 from alignedserve.loads.records.records import RunRecord
@@ -48,8 +48,8 @@ def _all(files: WhatIsWritten, planned: Sequence[SimulationTrial], jobs: int | N
         with ProgressBar(planned[0].name, sys.stderr) as progress:
             return [_run_trial(files, planned[0], alone=True, on_progress=progress.show)]
     found: dict[SimulationTrial, TrialRun] = {}
-    with ProgressBar("runs", sys.stderr) as progress, side_by_side(partial(_run_of_many, files), jobs) as run_all:
-        for run in run_all(planned):
+    with ProgressBar("runs", sys.stderr) as progress, processes(jobs) as started:
+        for run in started.as_done(partial(_run_of_many, files), planned):
             found[run.trial] = run
             progress.show(len(found), len(planned))
     return [found[trial] for trial in planned]

@@ -8,7 +8,7 @@ from time import perf_counter
 from alignedserve.dashboard.page import recorded_page
 from alignedserve.errors import SimulateError
 from alignedserve.lab.fuzzing.recording import RunWriter, open_run
-from alignedserve.lab.reports.trial import OnProgress, SimulationTrial
+from alignedserve.lab.reports.trial import OnProgress, SimulationTrial, TrialRun
 from alignedserve.lab.trials.building import NOTHING_GIVEN, GivenObjects, settings_of
 from alignedserve.lab.trials.filming import Film
 from alignedserve.loads.figures.tables import write
@@ -18,6 +18,10 @@ from alignedserve.simulator.run import Simulation
 
 def run_once(trial: SimulationTrial, on_progress: OnProgress) -> RunRecord:
     return finished(Simulation(settings_of(trial)), on_progress)
+
+
+def figures_of(trial: SimulationTrial) -> TrialRun:
+    return TrialRun.from_record(trial, run_once(trial, lambda _ended, _all_requests: None))
 
 
 def run_filmed(

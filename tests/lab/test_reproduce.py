@@ -17,6 +17,7 @@ from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import SimulateError
 from alignedserve.lab.cli import reproduce
 from alignedserve.lab.cli.simulating import WhatIsReproduced
+from alignedserve.lab.processes import processes
 from alignedserve.lab.reports.figure_rows import Better
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.trial import SimulationTrial
@@ -26,7 +27,7 @@ from alignedserve.lab.reproduce.figure import Axis, Claim, Figure, Paper, Point,
 from alignedserve.lab.reproduce.page import FigureRun, document, page, picture, read_document, tables
 from alignedserve.lab.reproduce.papers import PAPERS, chosen
 from alignedserve.lab.trials.building import settings_of
-from alignedserve.lab.trials.side_by_side import figures_of, side_by_side
+from alignedserve.lab.trials.running import figures_of
 from tests.rare import rare, rarely
 from tests.simulator.runs import MIXED
 
@@ -221,7 +222,7 @@ def test_a_trial_of_two_figures_runs_once(monkeypatch: pytest.MonkeyPatch) -> No
         ran.append(trial)
         return MIXED
 
-    monkeypatch.setattr("alignedserve.lab.trials.side_by_side.run_once", counted)
+    monkeypatch.setattr("alignedserve.lab.trials.running.run_once", counted)
     twice = replace(PAPER, figures=(FIGURE, replace(FIGURE, number="2", metric="tokens_per_s")))
     assert reproduce.run((twice,), WhatIsReproduced(seeds=(0, 1), jobs=1)) == 0
     assert len(ran) == len({*ran}) == 4
@@ -234,7 +235,7 @@ class Runs:
         self.ran: list[SimulationTrial] = []
         self.interrupted_before = 100
         monkeypatch.setattr("alignedserve.lab.reports.plots.are_possible", lambda: False)
-        monkeypatch.setattr("alignedserve.lab.trials.side_by_side.run_once", self._run)
+        monkeypatch.setattr("alignedserve.lab.trials.running.run_once", self._run)
 
     def _run(self, trial: SimulationTrial, _: object) -> object:
         if len(self.ran) == self.interrupted_before:
@@ -323,8 +324,8 @@ def test_processes_give_what_one_gives() -> None:
     trials = [SimulationTrial("fcfs", SMALL, seed=seed) for seed in range(2)]
     found = []
     for jobs in (1, 2):
-        with side_by_side(figures_of, jobs) as run_all:
-            found.append({run.trial: run.figures.tokens_per_s for run in run_all(trials)})
+        with processes(jobs) as started:
+            found.append({run.trial: run.figures.tokens_per_s for run in started.as_done(figures_of, trials)})
     assert found[0] == found[1]
     assert len(found[0]) == 2
 

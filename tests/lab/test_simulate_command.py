@@ -21,7 +21,6 @@ from alignedserve.lab.cli import simulate as simulate_command
 from alignedserve.lab.devices import gpu_truth
 from alignedserve.lab.reports.figures import RunFigures, figure_tree
 from alignedserve.lab.reports.trial import OnProgress, SimulationTrial
-from alignedserve.lab.trials import side_by_side
 from alignedserve.lab.trials.building import parse_cluster, settings_of
 from alignedserve.lab.trials.running import run_once, run_saved
 from alignedserve.loads.records import record_file
@@ -46,7 +45,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[SimulationTrial]:
         on_progress(1, 2)
         return MIXED
 
-    monkeypatch.setattr(side_by_side, "one_for_each_core", lambda: 1)  # another process would not have the stub
+    monkeypatch.setattr(processes, "one_for_each_core", lambda: 1)  # another process would not have the stub
     monkeypatch.setattr(simulate_command, "run_once", stub)
     monkeypatch.setattr(simulate_command, "run_saved", lambda trial, on_progress, _: stub(trial, on_progress))
     monkeypatch.setattr(simulate_command, "settings_of", lambda _: None)
