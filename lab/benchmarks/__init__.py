@@ -7,6 +7,7 @@ Kernels and the engine
     gpu_ceilings.py     what a GPU can do, and how near attention comes to it
     gpu_server.py       a whole deployment on one GPU
     roads.py            KV from worker to worker by each transport, against memcpy
+    served.py           what a served step costs beside the engine's own time
 Single cores and processes
     cost.py             how well the cost model predicts steps
     gateway.py          the time that the gateway adds to a request and to a token

@@ -33,7 +33,7 @@ _PATIENCE_S = 600.0
 _TITLES = (
     (re.compile(r"^alignedserve: (.*\S)"), "{}"),  # of parts that were forked, and of what forks them
     (re.compile(r"alignedserve\.launch\.start (\S+)"), "{}"),
-    (re.compile(r"-m alignedserve serve"), "launcher"),
+    (re.compile(r"-m alignedserve\S* serve"), "launcher"),
     (re.compile(r"alignedserve\.router\.side\.process"), "router's side"),
 )
 
@@ -46,10 +46,10 @@ class ServedDeployment:
 
 
 @contextmanager
-def serve(model: Path | str, *flags: str) -> Iterator[ServedDeployment]:
+def serve(model: Path | str, *flags: str, program: str = "alignedserve") -> Iterator[ServedDeployment]:
     """Start a deployment, and stop it at the end. It computes on the CPU, for which the loads are, unless a variable or
     a flag says otherwise."""
-    command = [sys.executable, "-m", "alignedserve", "serve", str(model), "--port", "0"]
+    command = [sys.executable, "-m", program, "serve", str(model), "--port", "0"]
     command += ["--served-model-name", NAME, "--log-level", "warning", *flags]
     environment = {"ALIGNEDSERVE_ENGINE_DEVICE": "cpu", **os.environ}
     began = perf_counter()
