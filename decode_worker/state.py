@@ -228,7 +228,6 @@ class DecodeCore:
         num_free, commands = memory.blocks.num_free, self.pages.keep_answers(now)
         if memory.blocks.num_free == num_free:
             return commands
-        self.steps.takes_amid = False  # blocks are free whose copies come behind the step
         return [*commands, *self.seats.seat_all(now), *self.stepping.plan(now)]
 
     # --- What is here

@@ -120,8 +120,10 @@ class PlainMemory:
         self.is_stuck = False
 
     def give(self, blocks: tuple[int, ...]) -> None:
-        """Free blocks that no step writes to."""
+        """Free blocks that no step writes to. While one runs, a copy of them may be ordered behind that step: no step
+        in a pause may take them."""
         self.blocks.give(blocks)
+        self.steps.takes_amid = False
         self.is_stuck = self.is_crowded = False
 
     def leave(self, blocks: tuple[int, ...]) -> None:

@@ -17,6 +17,7 @@ from alignedserve.lab.fuzzing.scenario import Ask, AskedVector, Scenario
 from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room, SchedulerName
 from alignedserve.simulator.machines.faults import Skew
 
+_MAKE_PAUSES = SchedulerName.ALIGNED, SchedulerName.BEST_FIT, SchedulerName.BROS
 _MOST_WORKERS, _MOST_NODES = 4, 3
 _AHEAD_S, _APART_S = 4 * 3600.0, 3 * 3600.0
 _BY_ARRIVAL = (
@@ -84,15 +85,13 @@ def some_with_clocks_apart(drawn: Scenario) -> Scenario:
 
 
 def some_with_pauses(drawn: Scenario) -> Scenario:
-    """Let workers' steps, which take long then, pause between layers in every third run, if the policy allows it."""
-    draw = Random(f"{drawn.seed}/amid")
-    policy = replace(drawn.policy, scheduler=SchedulerName.ALIGNED, chunking=Chunking.SLO)
-    if policy.blocks is Layout.BIDIRECTIONAL or policy.cache is not Cache.KV:  # no step pauses
-        return drawn
-    if draw.random() > 1 / 3 or policy.problem is not None:
+    """Let workers' steps, which take long then, pause between layers in most runs with a policy that allows it."""
+    draw, policy = Random(f"{drawn.seed}/amid"), drawn.policy
+    makes_pauses = policy.scheduler in _MAKE_PAUSES and policy.chunking is Chunking.SLO and policy.cache is Cache.KV
+    if not makes_pauses or policy.blocks is Layout.BIDIRECTIONAL or draw.random() > 2 / 3:
         return drawn
     costs = replace(drawn.costs, token_s=10 ** draw.uniform(-4, -2))
-    return replace(drawn, policy=policy, costs=costs, layers=draw.choice((3, 8, 24)))
+    return replace(drawn, costs=costs, layers=draw.choice((3, 8, 24)))
 
 
 def some_with_late_ends(drawn: Scenario) -> Scenario:

@@ -240,3 +240,13 @@ def test_a_step_that_fails_takes_nothing_of_the_other_with_it(fails: str) -> Non
 
 def test_pauses_are_counted() -> None:
     assert paused().core.log.counts.num_pauses == 1
+
+
+def test_blocks_that_come_free_behind_the_step_are_not_for_a_pause() -> None:
+    """A prefill worker orders the copy of a request that leaves behind the step, and frees its blocks."""
+    bench = Bench()
+    bench.comes(document("d"))
+    memory = bench.core.memory
+    memory.give(memory.blocks.take(1) or ())
+    bench.comes(chat("a"))
+    assert not bench.amid
