@@ -23,6 +23,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
 from typing import Any
+from unittest.mock import patch
 
 from alignedserve.bench.wording import IdWording
 from alignedserve.lab.benchmarks.common.models import llama160m
@@ -90,20 +91,21 @@ def serve_watched() -> int:
     from alignedserve.cli.main import main
     from alignedserve.executor.hands import EngineHands
     from alignedserve.protocol.commands import RunStep
+    from alignedserve.protocol.events import StepDone
 
     file, window_s = os.environ[FILE].split(",")
     again, perform = list[StepsAgain](), EngineHands.perform
 
     def watched(hands: EngineHands, order: Any) -> Any:
         done = perform(hands, order)
-        if isinstance(order, RunStep):
+        if isinstance(order, RunStep) and isinstance(done, StepDone):
             if not again:
                 again.append(StepsAgain(Path(file), float(window_s)))
             again[0].ran(hands._engine, order.plan, done.seconds)
         return done
 
-    EngineHands.perform = watched  # type: ignore[method-assign]
-    return main()
+    with patch.object(EngineHands, "perform", watched):
+        return main()
 
 
 def measure(args: argparse.Namespace, folder: Path) -> None:
