@@ -69,15 +69,17 @@ def test_a_flood_of_one_caller_is_served_in_the_order_in_which_it_came() -> None
     assert runs[0] == runs[1]
 
 
-def test_a_short_prompt_does_not_wait_for_anothers_long_ones() -> None:
+@pytest.mark.parametrize("tokens", [1, 2])  # with one, none of the flood ever decodes
+def test_a_short_prompt_does_not_wait_for_anothers_long_ones(tokens: int) -> None:
     limits = WorkerLimits(num_blocks=4096, block_size=4, page_size=8, max_step_tokens=64, max_batch=32)
     cost = cost_of([Point(Shape.build([(size, start)]), 1.5e-4 * size) for size in SIZES for start in (0, 256)])
     device = Device(DEFAULT, limits, cost=cost)
-    device.ask(*flood("ann", number=16, tokens=2, prompt=640))  # 1.5 s of prompts
+    device.ask(*flood("ann", number=16, tokens=tokens, prompt=640))  # 1.5 s of prompts
     for _ in range(5):
         device.step()
     device.ask(of("bob", make_request("bob", RT, tokens=2, at=device.now)))
     assert steps_until(device, "bob") <= 3
+    assert parts(next(plan for plan in device.plans if "bob" in parts(plan))) == ["bob"]
 
 
 @pytest.mark.parametrize(("decode_s", "is_alone"), [(1e-3, True), rarely((1e-5, False))])
