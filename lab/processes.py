@@ -50,11 +50,11 @@ class Processes:
                 wanted += 1
 
     def end(self) -> None:
-        for process in multiprocessing.active_children():
-            if isinstance(process, _Process):
-                process.kill()  # it holds nothing that others need
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        if self._pool is None:
+            return
+        for process in [*(self._pool._processes or {}).values()]:  # Python 3.14 has `kill_workers`
+            process.kill()  # it holds nothing that others need
+        self._pool.shutdown(cancel_futures=True)
 
     def _results(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[int, R]]:
         """Yield each result with the number of its item."""
@@ -70,7 +70,9 @@ class Processes:
                     return
                 for done in wait(begun, return_when=FIRST_COMPLETED).done:
                     yield begun.pop(done), done.result()
-        except BrokenProcessPool:
+        except BrokenProcessPool as broken:
+            if broken.__cause__ is not None:  # an error that cannot be read here: the cause tells of it
+                raise
             why = "a process that shared the work was killed, perhaps since memory ran out: try fewer jobs"
             raise ProcessLost(why) from None
 

@@ -49,11 +49,10 @@ from alignedserve.fallbacks import fell_back
 from alignedserve.forms.device.hidden import HiddenVectors
 from alignedserve.kernels.common.adapters import StepAdapters
 from alignedserve.kernels.common.decoder import Pauses
-from alignedserve.kernels.common.fp8 import AnyQuantised
 from alignedserve.kernels.common.int8_kv import vector_of
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.placing import on_device
-from alignedserve.kernels.common.quantised import QuantisedLinear
+from alignedserve.kernels.common.quantised import AnyQuantised, QuantisedLinear
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.common.static_spans import StaticSpans
 from alignedserve.kernels.dispatch.dispatcher import KernelChoice, Kernels, choose

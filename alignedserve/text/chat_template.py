@@ -143,15 +143,14 @@ class ChatTemplate:
         if isinstance(value, str):
             return self._maskable.sub(lambda found: stand_ins.get(found[0], found[0]), value)
         if isinstance(value, Mapping):
-            return {
-                (
-                    name if name.isidentifier() and not self._special.search(name) else self._mask(name, stand_ins)
-                ): self._mask(member, stand_ins)
-                for name, member in value.items()
-            }
+            return {self._name(name, stand_ins): self._mask(member, stand_ins) for name, member in value.items()}
         if isinstance(value, list | tuple):
             return [self._mask(item, stand_ins) for item in value]
         return value
+
+    def _name(self, name: str, stand_ins: Mapping[str, str]) -> Any:
+        is_plain = name.isidentifier() and not self._special.search(name)
+        return name if is_plain else self._mask(name, stand_ins)
 
     @cached_property
     def _edges(self) -> list[str]:

@@ -93,7 +93,7 @@ def pack_reply(number: int, reply: Reply) -> bytes:
 def read_reply(raw: bytes | bytearray, number: int) -> Reply:
     (reply,) = _of_transfer(_REPLY, raw, number)
     if reply > max(Reply):
-        raise NotOurs(f"the other end answers something else than transfer {number} may be told")
+        raise NotOurs(f"the other end answers transfer {number} with {reply}, which no reply is")
     return Reply(reply)
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from alignedserve.kernels.common.linear import Linear, LinearPath, Way
 from alignedserve.kernels.common.quantised import FP8, Fp8Weight, QuantisedLinear
-from alignedserve.kernels.common.quantised import AnyQuantised as AnyQuantised
 
 log = logging.getLogger("alignedserve.kernels")
 

@@ -287,7 +287,7 @@ class CQuantised(Structure):
 
 @dataclass(frozen=True)
 class Packing(ABC):
-    """A quantised weight as kernels read it, from which it can be had back."""
+    """A quantised weight in the layout that kernels read; `unpacked` is the weight in the layout of files."""
 
     memory: Tensor
     scale: Tensor

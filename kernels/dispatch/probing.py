@@ -227,8 +227,11 @@ def _expanded(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
 
 
 _DRAWN = (
-    *(Sampling(), Sampling(0.7), Sampling(0.9, top_k=20)),
-    *(Sampling(1.2, top_p=0.8, min_p=0.01), Sampling(0.5, 50, 0.9)),
+    Sampling(),
+    Sampling(0.7),
+    Sampling(0.9, top_k=20),
+    Sampling(1.2, top_p=0.8, min_p=0.01),
+    Sampling(0.5, top_k=50, top_p=0.9),
 )
 _AT = torch.tensor([3, 40, 70])
 _TRIALS: dict[str, Trial] = {

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures.process import BrokenProcessPool
 from itertools import count, islice
 from pathlib import Path
 
@@ -83,6 +84,30 @@ def test_a_process_that_is_killed_is_told_of() -> None:
 def test_the_block_ends_while_processes_write_results_that_nobody_reads() -> None:
     with processes(2) as started:
         next(started.as_done(large, count()))
+
+
+def test_the_end_of_a_block_ends_no_process_of_another() -> None:
+    with processes(2) as outer:
+        results = outer.as_done(tenth, [1, 2, 3])
+        first = next(results)
+        with processes(2) as inner:
+            assert sorted(inner.as_done(tenth, [4])) == [0.4]
+        assert sorted([first, *results]) == [0.1, 0.2, 0.3]
+
+
+class TwoArguments(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first)
+
+
+def odd(_: int) -> None:
+    raise TwoArguments("a", "b")
+
+
+def test_an_error_that_cannot_be_read_is_not_taken_for_lack_of_memory() -> None:
+    with pytest.raises(BrokenProcessPool) as broken, processes(2) as shared:
+        [*shared.as_done(odd, [1])]
+    assert "missing 1 required positional argument" in str(broken.value.__cause__)
 
 
 def test_no_process_outlives_a_command_that_is_killed() -> None:

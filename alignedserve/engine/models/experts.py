@@ -17,10 +17,9 @@ from alignedserve.engine.models.activations import ACTIVATIONS
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.weights.stacked import StackedExperts
 from alignedserve.kernels.common.decoder import AttentionLayer, DecoderLayer, Inner, Norm
-from alignedserve.kernels.common.experts import ExpertWeights, clamped
+from alignedserve.kernels.common.experts import ExpertWeights, add_experts, clamped
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import QuantisedLinear
-from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 _USUAL = ExpertNames()
@@ -133,6 +132,7 @@ def _run_at_once(experts: ExpertWeights, loader: Loader) -> bool:
     if any(isinstance(layer, QuantisedLinear) or layer.memory.dtype is not loader.dtype for layer in layers):
         loader.in_turn.append("experts with quantised weights run one after another")
         return False
+    assert len(experts.addresses) == 4, "raises where the experts are not alike"
     loader.mixtures.append(experts)
     return True
 
@@ -154,7 +154,7 @@ class ExpertsMlp:
         if self.is_at_once:
             self.kernels.add_experts(x, self.experts, *self.router(x), out)
         else:
-            Reference.add_experts(self.kernels, x, self.experts, *self.router(x), out)
+            add_experts(x, self.experts, *self.router(x), out, self.kernels.silu_mul)
         if self.shared is not None:
             self.shared.add_to(x, out)
         if self.total is not None:

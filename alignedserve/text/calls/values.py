@@ -18,10 +18,11 @@ _TOKEN = re.compile(
 _WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}
 _BEFORE = ("", "[", "(", "{", ",", ":")  # a value follows these alone: nothing is a sum, a call or an index
 # An escape that Python knows; any other backslash, and what Python would not read in a text, is escaped itself.
-_KNOWN = r"x[\da-fA-F]{2}|u[\da-fA-F]{4}|U(?:000[\da-fA-F]|0010)[\da-fA-F]{4}|0(?![0-7])|[ntrbfva\\'\"\n]"
+_KNOWN = r"x[\da-fA-F]{2}|u[\da-fA-F]{4}|U(?:000[\da-fA-F]|0010)[\da-fA-F]{4}|0[0-7]{0,2}|[ntrbfva\\'\"\n]"
 _ESCAPE = re.compile(rf"(\\(?:{_KNOWN}))|[\\\n\r\0]")
 _ESCAPED = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\0": r"\x00"}
-_MOST_DEPTH = 64
+_ZEROS = re.compile(r"^([-+]?)[0_]+(?=\d)")  # before a number: models write 08, which Python refuses
+_MOST_DEPTH, _MOST_TOKENS = 64, 20_000  # Python takes 0.5 kB for a token: 10 MB at most
 
 
 class NoValue(ValueError):
@@ -39,12 +40,15 @@ def read_value(written: str) -> Any:
 def read_literal(written: str) -> Any:
     """Return the value of a Python literal as JSON has it; JSON's words count too.
 
-    Python reads it, once each token is known to be a literal's and none lies deeper than _MOST_DEPTH."""
+    Python reads it, once each token is known to be a literal's, none lies deeper than _MOST_DEPTH, and there are at
+    most _MOST_TOKENS."""
     tokens, depth = [""], 0
     for found in _TOKEN.finditer(written.strip()):
         kind, token = found.lastgroup, found[0].strip()
         if kind == "text":
             token = _ESCAPE.sub(lambda escape: escape[1] or _ESCAPED[escape[0]], token)
+        elif kind == "number":
+            token = _ZEROS.sub(r"\1", token)
         elif kind == "word":
             token = _WORDS.get(token.lower(), "")
         elif kind == "sign":
@@ -52,7 +56,7 @@ def read_literal(written: str) -> Any:
             is_within = token in "([{}])" or (token in ",:" and depth > 0)
             token = token if is_within and depth <= _MOST_DEPTH else ""
         follows = kind == "text" and tokens[-1][:1] in ("'", '"')  # texts beside each other are one
-        if not token or not (token in "}]),:" or follows or tokens[-1] in _BEFORE):
+        if not token or len(tokens) > _MOST_TOKENS or not (token in "}]),:" or follows or tokens[-1] in _BEFORE):
             raise NoValue
         tokens.append(token)
     try:
