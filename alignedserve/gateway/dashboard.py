@@ -143,15 +143,18 @@ class Dashboard:
 
 
 class _NewestPicture:
-    """The newest event for a page. A page that does not take an event in time gets the next one in its place."""
+    """The newest event for a page. A page that does not take an event in time gets the next one in its place. None ends
+    the stream, whatever comes after it."""
 
     def __init__(self, slot_s: float) -> None:
         """`slot_s` is the length of the slots that the page asked for."""
         self.slot_s = slot_s
-        self._event: bytes | None = None  # None: the stream ends
+        self._event: bytes | None = None
+        self._is_over = False
         self._is_new = asyncio.Event()
 
     def put(self, event: bytes | None) -> None:
+        self._is_over |= event is None
         self._event = event
         self._is_new.set()
 
@@ -159,7 +162,7 @@ class _NewestPicture:
         await self._is_new.wait()
         self._is_new.clear()
         event, self._event = self._event, None
-        return event
+        return None if self._is_over else event
 
 
 _MOST_JOBS = 20  # in a picture, of those that are open and of those that have ended

@@ -89,7 +89,9 @@ class Generation:
             self._client.resume(id)
 
     def end(self, error: AlignedServeError) -> None:
-        """End the answer with this error, whatever comes of the requests."""
+        """End the answer with this error, whatever comes of the requests; the first error counts."""
+        if self._ended_by is not None:
+            return
         self._ended_by = error
         self._arrived.put_nowait(error)
         for id in self._ids:

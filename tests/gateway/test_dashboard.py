@@ -41,10 +41,14 @@ def basic(key: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def closed(text: TextModel) -> Gateway:
-    """Return a gateway with a key that may see the page and a key that may not."""
-    entries = [KeyEntry("ann", hash_key(ANN), frozenset({Scope.DASHBOARD})), KeyEntry("bob", hash_key(BOB))]
-    return Gateway(text, FakeOwner((5,), (2,)), keys=KeyRing(entries))
+def keys() -> KeyRing:
+    """Return a key that may see the page and a key that may not."""
+    return KeyRing([KeyEntry("ann", hash_key(ANN), frozenset({Scope.DASHBOARD})), KeyEntry("bob", hash_key(BOB))])
+
+
+@pytest.fixture
+def closed(text: TextModel, keys: KeyRing) -> Gateway:
+    return Gateway(text, FakeOwner((5,), (2,)), keys=keys)
 
 
 def test_without_keys_the_page_is_open(text: TextModel) -> None:
@@ -99,11 +103,13 @@ async def until(happened: Any) -> None:
 class Page:
     """A page that is open in a browser."""
 
-    def __init__(self, gateway: Gateway, query: bytes = b"") -> None:
+    def __init__(self, gateway: Gateway, query: bytes = b"", key: str = "") -> None:
         self.connection = Connection(EVENTS, b"")
         self.connection.scope["query_string"] = query
         self.connection.scope["method"] = "GET"
         self.connection.scope["headers"] = [(b"host", b"localhost")]
+        if key:
+            self.connection.scope["headers"].append((b"authorization", f"Bearer {key}".encode()))
         connection = self.connection
         self.task = asyncio.create_task(gateway.app(connection.scope, connection.receive, connection.send))
 
@@ -236,6 +242,35 @@ def test_a_page_that_hangs_is_cut_off(text: TextModel) -> None:
         await asyncio.wait_for(asyncio.gather(page.task, return_exceptions=True), PATIENT_S)
         left = live(gateway).num_open
         live(gateway).end()
+        return left
+
+    assert asyncio.run(watched()) == 0
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("is_revoked", [True, False], ids=["its key is revoked", "the gateway drains"])
+def test_a_page_that_reads_slowly_ends_whatever_picture_comes_next(
+    closed: Gateway, keys: KeyRing, is_revoked: bool
+) -> None:
+    """A picture took the place of the end, which the page had not taken yet."""
+
+    async def watched() -> int:
+        page = Page(closed, key=ANN)
+        await until(lambda: page.pictures)
+        page.connection.reads.clear()
+        await asyncio.sleep(0.05)  # some pictures
+        if is_revoked:
+            keys.take(KeyRing([KeyEntry("bob", hash_key(BOB))]))
+            closed.app.state.end_revoked()
+        else:
+            live(closed).end()
+            await asyncio.sleep(0)
+            live(closed).begin()  # as for a page that opens meanwhile
+        await asyncio.sleep(0.05)
+        page.connection.reads.set()
+        await asyncio.wait_for(page.task, PATIENT_S)
+        left = live(closed).num_open
+        live(closed).end()
         return left
 
     assert asyncio.run(watched()) == 0

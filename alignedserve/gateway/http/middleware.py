@@ -66,12 +66,12 @@ class OpenCalls:
         """End the requests of callers whose keys count no more, or lack the route's scope now: by what their state has
         as `end`, which is told why, else by cancelling their tasks."""
         for task, (caller, state) in [*self._open.items()]:
-            if "revoked" in state or keys.knows(caller, state.get("scopes", ())):
+            if keys.knows(caller, state.get("scopes", ())):
                 continue
-            state["revoked"] = no_key() if caller is ANONYMOUS else key_revoked()
+            error = state.setdefault("revoked", no_key() if caller is ANONYMOUS else key_revoked())
             if (end := state.get("end")) is not None:
-                end(state["revoked"])
-            else:
+                end(error)
+            else:  # at each look: asyncio.wait_for may drop a cancellation (Python 3.11)
                 task.cancel()
 
 
