@@ -12,7 +12,7 @@ from importlib.resources import files
 from json import dumps
 from typing import Any
 
-from jinja2 import Environment
+from jinja2 import Environment, Template
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
@@ -51,7 +51,7 @@ _LINKS = {
 def front_answer(http: HttpRequest, version: str, models: Sequence[str], has_keys: bool) -> Response:
     """Answer with a page where a browser asks for one, and with JSON otherwise."""
     if "text/html" in http.headers.get("accept", ""):
-        page = _rendered("front.html", version=version, models=() if has_keys else models, links=_LINKS)
+        page = _template("front.html").render(version=version, models=() if has_keys else models, links=_LINKS)
         answer = html_answer(html_page(_NAME, page))
     else:
         served = {} if has_keys else {"version": version, "models": list(models)}
@@ -61,10 +61,13 @@ def front_answer(http: HttpRequest, version: str, models: Sequence[str], has_key
     return answer
 
 
-def _rendered(name: str, **given: Any) -> str:
-    """Return what a template of the folder dashboard makes of what it is given."""
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_text("dashboard", name)).render(**given)
+_TEMPLATES = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+
+
+@cache
+def _template(name: str) -> Template:
+    """Return a template of the folder dashboard, compiled once: that takes milliseconds."""
+    return _TEMPLATES.from_string(_text("dashboard", name))
 
 
 @cache
@@ -105,4 +108,4 @@ def docs_page(document: Mapping[str, Any]) -> str:
             groups[title].append((f"{method.upper()} {path}", operation, dumps(body, indent=1)))
             errors = {status: one["description"] for status, one in operation["responses"].items() if status != "200"}
     schemas = document["components"]["schemas"]
-    return html_page("API", _rendered("docs.html", groups=groups, errors=errors, schemas=schemas))
+    return html_page("API", _template("docs.html").render(groups=groups, errors=errors, schemas=schemas))

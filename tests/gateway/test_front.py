@@ -7,6 +7,7 @@ import re
 from html import unescape
 
 import pytest
+from jinja2 import Environment
 
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, hash_key
 from alignedserve.gateway.openapi import document
@@ -35,6 +36,13 @@ def test_a_browser_gets_a_page(gateway: Gateway) -> None:
     assert MODEL in answer.text
     assert 'href="docs"' in answer.text
     assert 'href="dashboard"' in answer.text
+
+
+def test_a_browser_s_page_is_compiled_once(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling takes milliseconds of the event loop, and the page needs no key."""
+    page = gateway.get("/", headers=BROWSER).text
+    monkeypatch.setattr(Environment, "compile", None)
+    assert gateway.get("/", headers=BROWSER).text == page
 
 
 def test_with_keys_it_needs_none_and_names_no_model(text: TextModel) -> None:
