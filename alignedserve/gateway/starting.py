@@ -74,8 +74,10 @@ class Starter:
 
     @asynccontextmanager
     async def read(self, http: HttpRequest, kind: type[Body]) -> AsyncIterator[Body]:
-        """Give a body of this kind, which counts as held inside the block and takes its caller's turn; raise if the
-        caller has no request, place or token left, also for a body that asks for no tokens: it takes a thread."""
+        """Yield the body, parsed as this kind. Until the block ends its bytes count as held, and its caller has a turn.
+
+        Raise if the caller's limits leave no request, place or token. Bodies that ask for no tokens are checked too:
+        each takes a thread."""
         tab = tab_of(http)
         tab.enter()
         tab.admit()

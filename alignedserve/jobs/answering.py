@@ -59,7 +59,8 @@ class _Asked:
     requests: tuple[Request, ...]
     prompt_tokens: int  # of all prompts, each once
     has_limit: bool  # whether the client limits the outputs
-    run: Callable[[Request, int], Awaitable[Any]]  # of a request, beside so many in all
+    makes_texts: bool  # each request delivers an AnswerPiece; else a vector
+    run: Callable[[Request, int], Awaitable[Any]]  # runs one request, given the number of the line's requests
     whole: Callable[[Sequence[Request], Sequence[Any]], Answer]  # of the requests and what each has delivered
 
 
@@ -129,7 +130,7 @@ class Answering:
             at_once = tab.hold_up_to(min(len(requests), LINE_AT_ONCE))
             runs = (partial(self._in_place, partial(asked.run, request, len(requests))) for request in requests)
             delivered = await all_of(runs, at_once)
-        if isinstance(delivered[0], AnswerPiece):
+        if asked.makes_texts:
             longest = max(len(piece.tokens) for piece in delivered)
             self.metrics.of[ServiceClass.BE].longest_choice.observe(longest)
         return await self.threads.do(lambda: asked.whole(requests, delivered))
@@ -174,7 +175,8 @@ class Answering:
             wanted = parse_body(EmbeddingRequest, data)
             requests = make_embedding_requests(wanted, *self._promised(line, wanted.model, on_trial), *limits)
             prompt_tokens, run = sum(len(request.prompt) for request in requests), partial(self._read_vector, tab)
-            return _Asked(requests, prompt_tokens, True, run, partial(_embeddings, wanted))
+            whole = partial(_embeddings, wanted)
+            return _Asked(requests, prompt_tokens, has_limit=True, makes_texts=False, run=run, whole=whole)
         body: ChatRequest | CompletionRequest
         if line.endpoint is Endpoint.RESPONSES:
             response = parse_body(ResponseRequest, data)
@@ -188,7 +190,8 @@ class Answering:
             requests = tuple(replace(each, estimate=each.estimate or estimate) for each in requests)
         prompt_tokens = sum(len(request.prompt) for request in requests[:: body.n or 1])
         run = partial(self._run, body, on_running, tab)
-        return _Asked(requests, prompt_tokens, body.most_tokens is not None, run, whole)
+        has_limit = body.most_tokens is not None
+        return _Asked(requests, prompt_tokens, has_limit, makes_texts=True, run=run, whole=whole)
 
     def _response(
         self, body: ResponseRequest, head: Answer, requests: Sequence[Request], pieces: Sequence[AnswerPiece]

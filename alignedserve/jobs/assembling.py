@@ -77,9 +77,15 @@ class _Output:
         if (writing := self.writings.get(name)) is None:
             return None
         await asyncio.to_thread(writing.commit)
-        lives_s, filename = job.output_lives_s or keep_s, f"{job.id}_{name}.jsonl"
-        kept = int(now), int(now) + lives_s
-        return StoredFile(writing.id, job.owner, filename, writing.num_bytes, Purpose.BATCH_OUTPUT, *kept)
+        return StoredFile(
+            id=writing.id,
+            owner=job.owner,
+            filename=f"{job.id}_{name}.jsonl",
+            bytes=writing.num_bytes,
+            purpose=Purpose.BATCH_OUTPUT,
+            created_at=int(now),
+            expires_at=int(now) + (job.output_lives_s or keep_s),
+        )
 
 
 async def assemble(
@@ -99,7 +105,7 @@ async def assemble(
         raise
     counts = await storage.store.counts(job.id)
     counts += LineCounts(failed=0 if status not in _UNDONE else max(0, job.total - counts.done))
-    output_id, error_id = (file and file.id for file in files)
+    output_id, error_id = (None if file is None else file.id for file in files)
     ended = job.move(status, now, output_file_id=output_id, error_file_id=error_id, counts=counts)
     return ended, tuple(file for file in files if file is not None)
 

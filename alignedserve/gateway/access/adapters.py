@@ -81,8 +81,8 @@ class Adapters:
         return self._known
 
     def find(self, name: str | None) -> Adapter | None:
-        adapter, _ = self.loaded.get(name or "", (None, 0))
-        return adapter
+        found = None if name is None else self.loaded.get(name)
+        return None if found is None else found[0]
 
     def load(self, name: str, folder: str, models: tuple[str, ...]) -> None:
         """Load an adapter under a name that no adapter and none of the `models` has; this takes as long as reading it.

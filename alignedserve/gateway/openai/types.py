@@ -589,7 +589,8 @@ class UnloadAdapter(Strict):
     lora_name: str
 
 
-class LoadAdapter(UnloadAdapter):
+class LoadAdapter(Strict):
     """The body of /v1/load_lora_adapter."""
 
+    lora_name: str
     lora_path: str

@@ -92,8 +92,16 @@ class ResponseKeeper:
             written += part
             await asyncio.sleep(0)  # the event loop turns: an answer with log-probabilities may have megabytes
         now = int(time.time())
-        kept, previous = (now, now + self._config.keep_s, [*items]), answer["previous_response_id"]
-        response = StoredResponse(answer["id"], owner, *kept, msgspec.Raw(written), previous, job)
+        response = StoredResponse(
+            id=answer["id"],
+            owner=owner,
+            created_at=now,
+            expires_at=now + self._config.keep_s,
+            input=[*items],
+            answer=msgspec.Raw(written),
+            previous=answer["previous_response_id"],
+            job=job,
+        )
         await (await self._storage()).store.add_response(response, self._config.quota_mb * _MB)
         return response
 
@@ -174,7 +182,8 @@ class ResponseKeeper:
     ) -> None:
         """Keep a response that is only its head, with the items of its own input, and add the job that makes it;
         `items` are all of its conversation."""
-        response = await self._add(caller.id, kept, head, job := f"batch_{uuid4().hex}")
+        job = f"batch_{uuid4().hex}"
+        response = await self._add(caller.id, kept, head, job)
         try:
             await self._add_job(job, caller, response.id, body, items)
         except BaseException:
