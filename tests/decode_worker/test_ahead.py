@@ -168,6 +168,13 @@ def test_a_request_with_penalties_sits_out_a_step() -> None:
     assert all(output.history is not None for output in of_b)
 
 
+@pytest.mark.parametrize("first", [request("a", max_tokens=2), replace(request("a", max_tokens=9), sampling=PENALISED)])
+def test_the_requests_behind_a_request_that_is_left_out_go_on(first: Request) -> None:
+    bench = Bench(replace(LIMITS, num_blocks=16))
+    bench.joins(first, request("b", max_tokens=9))
+    assert (bench.running, names(bench.ahead)) == (["a", "b"], ["b"])
+
+
 def test_a_request_that_joins_meanwhile_is_in_the_next_step() -> None:
     bench = Bench(replace(LIMITS, num_blocks=16))
     bench.joins(request("a", max_tokens=8))

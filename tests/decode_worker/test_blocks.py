@@ -341,6 +341,14 @@ class TestBestEffort:
         sharing.runs(best_effort, 2)
         assert not sharing.claim(best_effort, 3), "it takes no slot of a chat"
 
+    def test_enters_no_slots_that_the_chat_has_grown_into(self) -> None:
+        sharing, best_effort, chat = Sharing(1, 4, 100), be(), rt()
+        sharing.runs(chat, 1)
+        sharing.runs(chat, 3)
+        assert not sharing.claim(best_effort, 2)
+        sharing.runs(best_effort, 1)
+        sharing.run((chat, 3))
+
     def test_enters_the_chat_block_with_most_empty_slots_where_nothing_is_free(self) -> None:
         sharing, fuller, emptier, best_effort = Sharing(2, 4, 100), rt("fuller"), rt("emptier"), be()
         sharing.runs(fuller, 2)

@@ -13,6 +13,7 @@ from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS
+from tests.worker.step.test_selection import choose, document, moment, waits
 
 GROWING = Policy(room=Room.GROWING)
 PLAIN = Policy(SchedulerName.APT_SERVE, Chunking.NONE, Room.GROWING)
@@ -31,6 +32,14 @@ PLAIN = Policy(SchedulerName.APT_SERVE, Chunking.NONE, Room.GROWING)
 def test_a_policy_has_its_memory(policy: Policy, memory: type[PlainMemory]) -> None:
     assert policy.problem is None
     assert type(decode_core(WorkerSetup(LIMITS, policy)).memory) is memory
+
+
+def test_one_seat_where_blocks_are_shared_is_for_one_request() -> None:
+    policy = replace(GROWING, blocks=Layout.BIDIRECTIONAL)
+    memory, at = decode_core(WorkerSetup(replace(LIMITS, block_size=16), policy)).memory, moment(policy)
+    waiting = waits([document("a", prompt=10), document("b", prompt=10)], at)
+    found = choose([], [], waiting, at, memory.seating(1, waiting, at))
+    assert [running.request.id for running in found.admitted] == ["a"]
 
 
 def test_only_blocks_of_one_request_are_written_to_beside_the_steps() -> None:

@@ -259,6 +259,16 @@ class TestLongest:
         assert leaves((), (longest, old, new), at) is old
         assert leaves((), (longest, new), at) is longest
 
+    @pytest.mark.parametrize(("prefix", "tag"), [(720, 1), (721, 0)])
+    def test_a_batch_of_one_length_has_a_band_all_the_same(self, prefix: int, tag: int) -> None:
+        """A spread of 256 tokens costs a step next to nothing. Members may have grown by 64."""
+        batch, member = RunningBatch(), document("member", 400, output=1)
+        batch.comes([400])
+        batch.begins(1)
+        member.batch = 1
+        assert batch.band([member]) == (400, 656)
+        assert batch.tag(prefix, [member]) == tag
+
     @pytest.mark.parametrize(("prefix", "tag"), [(464, 1), (465, 0), (36, 1), (35, 0)])
     def test_members_are_in_the_band_of_their_batch_and_what_it_may_have_grown(self, prefix: int, tag: int) -> None:
         batch, member = RunningBatch(), document("member", 400)

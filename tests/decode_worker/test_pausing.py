@@ -168,7 +168,7 @@ def test_a_step_with_a_chats_prompt_does_not_pause() -> None:
     assert not bench.amid
 
 
-@pytest.mark.parametrize(("tbt_s", "pauses"), [(1.0, True), (0.25, False)])
+@pytest.mark.parametrize(("tbt_s", "pauses"), [(1.0, True), (0.5, True), (0.25, False)])
 def test_a_pause_leaves_the_chats_of_the_step_in_time(tbt_s: float, pauses: bool) -> None:
     """A chat decodes beside the document; its next token is due while the step would pause."""
     bench = Bench()

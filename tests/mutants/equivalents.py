@@ -11,6 +11,13 @@ EQUIVALENT: dict[str, str] = {
     "alignedserve/scheduling/orders.py | ByOwnPolicy.key | constant +1 | 1.0": (
         "any number above 0 puts requests without an answer behind the others"
     ),
+    "alignedserve/worker/step/ranks.py | DecodeOrder.refresh | break to continue | break": (
+        "the list is sorted: behind the first decode with slack all have slack, and each is passed over"
+    ),
+    "alignedserve/worker/step/waiting_prompts.py | WaitingPrompts._refile_all | statement left out | "
+    "self._filed.clear()": (
+        "all that wait, and no others, have entries; each is filed again before anything is asked, in place of the old"
+    ),
     "alignedserve/forms/prefetch/buffers.py | Buffers._prefetch | argument strict left out | "
     "zip(message.entries, message.waits_s, strict=True)": (
         "an assertion: the sender makes both from the same requests"

@@ -19,7 +19,7 @@ from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.blocks import Blocks
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.seating import Seating
+from alignedserve.worker.step.seating import PackedSeating, Seating
 from alignedserve.worker.step.view import PlannedStep, StepContext, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from tests.samples import request
@@ -204,6 +204,12 @@ class TestTheBound:
         assert select(decodes, seated, [], at).predicted_s == pytest.approx(0.06, abs=0.001), "twice the decodes"
         assert ran(select([], [chat("rt", 0.9, prompt=400)], [], at)) == [("rt", 400)], "no chat waits for it"
 
+    def test_documents_leave_room_for_a_pause_for_the_longest_prompt_that_may_come(self) -> None:
+        """Of 60 ms a pause may take 30. The others are 0.01 fixed, 0.001 for the decode, and 0.019 for 190 tokens."""
+        at = replace(moment(), pauses=True, firsts=[("bob", 0.01), ("eve", 0.03)])
+        found = select([chat("a", 0.06, output=3)], [], [document("d", prompt=400)], at, free=50)
+        assert ran(found) == [("a", 1), ("d", pytest.approx(190, abs=1))]
+
     def test_a_chat_that_is_handed_on_binds_prompts_and_no_decodes_of_chats(self) -> None:
         at = replace(moment(), joins_s=0.03)
         prompt = ran(select([chat("a", 0.9, output=3)], [chat("new", 0.9, prompt=400)], [], at))
@@ -261,6 +267,14 @@ class TestTheBound:
         seated = [document(f"d{number}", prompt=200) for number in range(3)]
         found = choose([], seated, waits([document("first", prompt=10)], at), at, seating(50, at, seats=0))
         assert ran(found) == [("d0", 16)]
+
+    @pytest.mark.parametrize("is_rt", [True, False])
+    def test_without_a_seat_only_a_chat_runs_beside_documents(self, is_rt: bool) -> None:
+        waiting = chat("c", 0.9, prompt=10) if is_rt else document("d", 10)
+        at, decodes = moment(), [document("seated", output=3)]
+        seats = PackedSeating(Blocks(9), 10, 16, 0, False, seating(9, at).room_for, as_they_leave=list)
+        found = choose(decodes, [], waits([waiting], at), at, seats)
+        assert (found.decodes, [*found.admitted]) == (decodes, [waiting] * is_rt)
 
     def test_a_request_that_is_dropped_last_gets_no_block_ahead_of_others(self) -> None:
         late, in_time = chat("late", -0.5, prompt=40), chat("a", 0.01105, output=3)
@@ -407,6 +421,10 @@ class TestTheOrder:
         prompts = [chat("late", -0.5, prompt=10), chat("b", 0.9, prompt=10)]
         at = moment(Policy(late=Late.DROP_LAST), room=10)
         assert ran(select([], prompts, [], at)) == [("b", 10)]
+
+    def test_a_late_chat_passes_a_document_that_waits_for_memory(self) -> None:
+        at, waiting = moment(Policy(late=Late.DROP_LAST)), [document("d", prompt=100), chat("late", -0.5, prompt=10)]
+        assert ran(select([chat("a", 0.9, output=3)], [], waiting, at, free=4)) == [("a", 1), ("late", 10)]
 
     @pytest.mark.parametrize(("jct_s", "expected"), [(0.1, [("w", 40), ("s", 40)]), (1000.0, [("s", 40)])])
     def test_accelgen_has_two_long_prompts_only_where_one_is_urgent(
