@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from alignedserve.core import Estimate
 from alignedserve.cost.model import Coefficients, CostModel, Kind
-from alignedserve.schedulers.aligned import step_bounds
+from alignedserve.schedulers.aligned import Aligned, step_bounds
 from alignedserve.schedulers.scheduler import NO_LIMIT
 from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Policy
@@ -23,7 +23,7 @@ from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import StepContext, StepView
 from alignedserve.worker.step.waiting_prompts import Ranked, WaitingPrompts
 from tests.conftest import examples
-from tests.worker.step.test_selection import NOW, chat, document, seating
+from tests.worker.step.test_selection import NOW, chat, document, moment, seating
 
 ROUNDING_S = 1e-9
 COST = CostModel({kind: Coefficients(fixed=0.01, decode=1e-4, prefix=1e-5) for kind in Kind})
@@ -134,6 +134,13 @@ def test_a_step_goes_by_the_tightest_of_those_that_were_late_whoever_has_left() 
     seated.refresh([late, other], NO_LIMIT, NOW, TIMES[0])
     seated.refresh([late], NO_LIMIT, NOW, TIMES[0])
     assert seated.least_missed_s == late.request.slo.tbt_s
+
+
+@pytest.mark.parametrize("num", [2, 3])
+def test_an_order_is_kept_only_where_a_step_has_too_few_places(num: int) -> None:
+    at, decodes = moment(), [chat(f"c{number}", 1.0 - number / 10, output=3) for number in range(num)]
+    kept = Aligned(at.policy, 2).kept(StepView(decodes, (), WaitingPrompts(at.policy), at, seating(0, at)))
+    assert (None if kept is None else kept.real_time()) == (decodes[::-1] if num > 2 else None)
 
 
 @pytest.mark.parametrize(("left_s", "expected_s"), [(0.02, 0.02), (0.016, 0.5)])

@@ -8,7 +8,7 @@ from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.step.blocks import NamedBlocks
-from alignedserve.worker.step.device_pages import DevicePages
+from alignedserve.worker.step.device_pages import DevicePages, NextPages
 from alignedserve.worker.step.request import WorkerRequest
 from tests.samples import request
 
@@ -19,14 +19,26 @@ def names_of(prompt: WorkerRequest, tokens: int) -> tuple[int, ...]:
     return chained_hashes(prompt.request.prompt[: tokens - tokens % SIZE], SIZE)
 
 
+def asks(name: str, prompt: range) -> WorkerRequest:
+    """Return a prompt with four pages in the pool."""
+    asked = replace(request(name), prompt=tuple(prompt))
+    waiting = WorkerRequest(asked, promise(asked, Policy()), [], known=(0, 1, 2, 3))
+    waiting.block_names = names_of(waiting, 8)
+    return waiting
+
+
+def test_what_prompts_begin_with_is_fetched_for_one_and_the_others_wait() -> None:
+    pages = DevicePages(NamedBlocks(NUM_BLOCKS), SIZE, SIZE, names_of)
+    fetching = NextPages(pages, [asks("first", range(9))])
+    assert fetching.holds_up(asks("alike", range(9)))
+    assert not fetching.holds_up(asks("other", range(9, 18)))
+
+
 def test_a_prompt_is_fetched_whose_pages_were_evicted_after_it_was_looked_up() -> None:
     """Else it counts as computed chunk by chunk while its memory is found, and is fetched as a whole when it gets that:
     a choice took more than there was (fuzz seed 99100412)."""
-    asked = replace(request("a"), prompt=tuple(range(9)))
-    store = NamedBlocks(NUM_BLOCKS)
+    store, waiting = NamedBlocks(NUM_BLOCKS), asks("a", range(9))
     pages = DevicePages(store, SIZE, SIZE, names_of)
-    waiting = WorkerRequest(asked, promise(asked, Policy()), [], known=(0, 1, 2, 3))
-    waiting.block_names = names_of(waiting, 8)
     blocks = store.take(NUM_BLOCKS)
     assert blocks is not None
     store.publish(waiting.block_names, blocks)
