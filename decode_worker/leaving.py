@@ -162,7 +162,7 @@ class Leaving(WorkerPart):
         self._decisions.note(kind, running.request, running.decode, tokens=running.prefix)
         copy = self._writing.write(running)
         orders = self._memory.orders(copy, running)
-        self._memory.release(running)  # later writes to the blocks come after the copy
+        self._memory.release_behind_copy(running)
         return [*released, *orders, copy]
 
     def lacks_pages(self) -> WorkerRequest | None:

@@ -383,7 +383,7 @@ class PagesToWrite(WorkerPart):
             if any(part.request == running.request.id and running.is_at(part) for part in in_step):
                 self._memory.release_after_step(running)  # a step that is planned ahead writes behind the copied tokens
             else:
-                self._memory.release(running)  # no step writes there before the copy
+                self._memory.release_behind_copy(running)
         return commands
 
     def _has_time_for(self, tokens: int, now: float) -> bool:

@@ -135,6 +135,16 @@ class PlainMemory:
         """Free the blocks of a request that no step writes to."""
         self.give(take_blocks(running))
 
+    def release_behind_copy(self, running: WorkerRequest) -> None:
+        """Free the blocks of a request whose copy has been ordered: later writes to the blocks come after the copy.
+
+        A step in a pause would write before the copy, which waits for the step that pauses. So where the running step
+        may pause, the blocks come free when that step has ended."""
+        if self.steps.takes_amid:
+            self.leave(take_blocks(running))
+        else:
+            self.release(running)
+
     def lose(self, running: WorkerRequest) -> None:
         """Free the blocks of a request that no step writes to; the KV is lost, and the request is recomputed."""
         self.release(running)

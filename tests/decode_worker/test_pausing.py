@@ -23,12 +23,12 @@ from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.pausing import MOST_PAUSES
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.protocol.commands import Command, RunAmid, RunStep, Send
-from alignedserve.protocol.events import StepDone
-from alignedserve.protocol.messages import ROUTER, Cancel, Output, Prefill, Tokens
+from alignedserve.protocol.commands import Command, CopyOut, RunAmid, RunStep, Send
+from alignedserve.protocol.events import Event, MemberJoined, StepDone
+from alignedserve.protocol.messages import ROUTER, AskPages, Cancel, LeasePages, Output, Prefill, Tokens
 from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
 from alignedserve.worker.setup import WorkerSetup
-from tests.samples import request, said
+from tests.samples import POOL_MEMBER, request, said
 
 LIMITS = WorkerLimits(num_blocks=128, block_size=4, page_size=8, max_step_tokens=400, max_batch=8)
 TOKEN_S, LAYERS = 1e-3, 10
@@ -71,6 +71,7 @@ class Bench:
         self.core: DecodeCore = PrefillCore(setup) if kind == "prefill" else decode_core(setup)
         self.now, self.steps, self.amid = 0.0, list[StepPlan](), list[StepPlan]()
         self.outputs: list[Output] = []
+        self.copies: list[CopyOut] = []
 
     def _take(self, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -81,9 +82,20 @@ class Bench:
                     self.steps.append(plan)
                 case Send(message=Tokens(outputs)):
                     self.outputs += outputs
+                case Send(message=AskPages(pages, number)):
+                    start = sum(len(copy.pages) for copy in self.copies)
+                    self._hears(said("pool-0", LeasePages((*range(start, start + pages),), number)))
+                case CopyOut():
+                    self.copies.append(command)
+
+    def _hears(self, event: Event) -> None:
+        self._take(self.core.handle(event, self.now))
 
     def hears(self, message: Prefill | Cancel) -> None:
-        self._take(self.core.handle(said(ROUTER, message), self.now))
+        self._hears(said(ROUTER, message))
+
+    def has_pool(self) -> None:
+        self._hears(MemberJoined(POOL_MEMBER))
 
     def comes(self, *some: Request) -> None:
         for each in some:
@@ -93,7 +105,7 @@ class Bench:
         """End a step: each request that samples gets token 7."""
         sampled = tuple((part.request, 7) for part in plan.parts if part.sampling is not None and failure is None)
         result = StepResult(plan.number, sampled, failure=failure)
-        self._take(self.core.handle(StepDone(result, plan.predicted_s), self.now))
+        self._hears(StepDone(result, plan.predicted_s))
 
     @property
     def said(self) -> list[str]:
@@ -242,8 +254,26 @@ def test_pauses_are_counted() -> None:
     assert paused().core.log.counts.num_pauses == 1
 
 
+def test_the_next_chat_writes_to_no_block_that_is_still_to_be_copied() -> None:
+    """A prefill worker orders the copy of a chat that leaves behind the step, and the next chat runs in a pause."""
+    bench = Bench(kind="prefill")
+    bench.has_pool()
+    bench.comes(document("d"))
+    bench.now += 0.02
+    bench.comes(chat("a", 24))
+    bench.ends(bench.amid[0])
+    [copy] = bench.copies
+    free = bench.core.memory.num_free
+    bench.comes(chat("b", 24))
+    assert names(bench.amid[1]) == ["b"]
+    assert not set(copy.blocks) & set(bench.amid[1].chunks[0].kv.blocks)
+    bench.ends(bench.amid[1])
+    bench.ends(bench.steps[0])
+    assert bench.core.memory.num_free > free
+
+
 def test_blocks_that_come_free_behind_the_step_are_not_for_a_pause() -> None:
-    """A prefill worker orders the copy of a request that leaves behind the step, and frees its blocks."""
+    """A copy of these blocks may be ordered behind the step."""
     bench = Bench()
     bench.comes(document("d"))
     memory = bench.core.memory

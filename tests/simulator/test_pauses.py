@@ -53,6 +53,15 @@ def test_chats_wait_for_a_layer_and_the_document_for_the_chats() -> None:
     assert paused_s == pytest.approx(document_s + 2 * alone_s, abs=0.01)
 
 
+@pytest.mark.parametrize("reuse", [False, True])
+def test_chats_of_one_step_write_to_no_block_that_is_still_to_be_copied(reuse: bool) -> None:
+    """A prefill worker hands a chat on after its pause: the copy waits for the step, and the next chat does not."""
+    ran = scenario(10)
+    chats = (replace(ran.asks[1], number=number, at=3.0 + 0.04 * number) for number in range(1, 6))
+    policy = Policy(reuse=reuse, helps=False)
+    assert attempt(replace(ran, topology="1+1", asks=(ran.asks[0], *chats), policy=policy)).failure is None
+
+
 def test_a_process_that_stands_still_in_a_pause_goes_on() -> None:
     frozen = replace(scenario(10), faults=(Freeze(3.12, "decode-0", 0.5),))
     assert attempt(frozen).failure is None
