@@ -1,7 +1,9 @@
-"""The ordered steps that have not ended: one, or two where a step is planned ahead.
+"""The ordered steps that have not ended: one; or two where a step is planned ahead, or runs in a pause of another.
 
-    begin ──▶ running ──▶ ended
-    begin ──▶ next ─────▶ running ──▶ ended      where a step fails, the step planned behind it does not count
+    begin ──────▶ running ──▶ ended
+    begin ──────▶ next ─────▶ running ──▶ ended  where a step fails, the step planned behind it does not count
+    begin_amid ─▶ amid ──────────────▶ ended     in a pause of the running step, which goes on then
+                    └───────▶ running ──▶ ended  where that step ended before the pause
 
 Steps in flight may still write to blocks that are given up: such blocks are free when the last step that was ordered
 by then has ended.
@@ -47,8 +49,8 @@ class StepsInFlight:
 
     @property
     def takes_next(self) -> bool:
-        """Return whether the step after the running step may be planned."""
-        return self._looks_ahead and not self.has_next
+        """Return whether the step after the running step may be planned: while none is ordered for a pause."""
+        return self._looks_ahead and self._next is None and self._amid is None
 
     @property
     def runs_in_vain(self) -> bool:
@@ -99,6 +101,7 @@ class StepsInFlight:
             self.takes_amid = False
         self._next = self._amid = None
         assert plan is not None, "a step ended that was not begun"
+        assert plan.number == number, "a step ended that is not in flight"
         free: list[tuple[int, ...]] = []
         if self._left:
             ended = self.number if self.running is None else self.running.number - 1  # all up to this number

@@ -26,6 +26,7 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyOut, RunAmid, RunStep, Send
 from alignedserve.protocol.events import Event, MemberJoined, StepDone
 from alignedserve.protocol.messages import ROUTER, AskPages, Cancel, LeasePages, Output, Prefill, Tokens
+from alignedserve.schedulers.aligned import Aligned
 from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import POOL_MEMBER, request, said
@@ -66,8 +67,11 @@ def document(name: str, tokens: int = 200) -> Request:
 class Bench:
     """A worker whose steps the test ends."""
 
-    def __init__(self, layers: int = LAYERS, policy: Policy | None = None, kind: str = "decode") -> None:
-        setup = WorkerSetup(LIMITS, policy or Policy(reuse=False), KnownCost(), layers=layers)
+    def __init__(
+        self, layers: int = LAYERS, policy: Policy | None = None, kind: str = "decode", look_ahead: int = 0
+    ) -> None:
+        policy = policy or Policy(reuse=False)
+        setup = WorkerSetup(LIMITS, policy, KnownCost(), layers=layers, look_ahead=look_ahead)
         self.core: DecodeCore = PrefillCore(setup) if kind == "prefill" else decode_core(setup)
         self.now, self.steps, self.amid = 0.0, list[StepPlan](), list[StepPlan]()
         self.outputs: list[Output] = []
@@ -248,6 +252,25 @@ def test_a_step_that_fails_takes_nothing_of_the_other_with_it(fails: str) -> Non
     while (running := bench.core.steps.running) is not None:
         bench.ends(running)
     assert {output.request for output in bench.outputs if output.finish is not None} == {"a", "d"}
+
+
+@pytest.mark.parametrize("first", ["amid", "step"])
+def test_a_step_is_planned_ahead_only_when_the_pause_has_ended(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chat is cancelled in the pause of a decode: nothing else keeps the next decode from being planned then."""
+    bench, goes_on = Bench(look_ahead=1), Aligned.goes_on
+    monkeypatch.setattr(Aligned, "goes_on", lambda *_: False)
+    bench.comes(replace(document("d"), max_tokens=50))
+    bench.ends(bench.steps[0])
+    bench.comes(chat("a", 10))
+    [amid], step = bench.amid, bench.steps[1]
+    monkeypatch.setattr(Aligned, "goes_on", goes_on)
+    bench.hears(Cancel("a", 1))
+    assert bench.steps[-1] is step
+    for plan in (amid, step) if first == "amid" else (step, amid):
+        bench.ends(plan)
+    while (running := bench.core.steps.running) is not None:
+        bench.ends(running)
+    assert [output.index for output in bench.outputs if output.request == "d"] == [*range(50)]
 
 
 def test_pauses_are_counted() -> None:

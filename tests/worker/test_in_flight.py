@@ -70,3 +70,20 @@ def test_a_step_that_fails_alone_takes_nothing_with_it() -> None:
 def test_what_has_not_begun_cannot_end() -> None:
     with pytest.raises(AssertionError, match="not begun"):
         StepsInFlight().end(1)
+
+
+def test_only_a_step_in_flight_can_end() -> None:
+    with pytest.raises(AssertionError, match="not in flight"):
+        begun(10).end(2)
+
+
+@pytest.mark.parametrize("first", ["amid", "step"])
+def test_no_step_is_planned_ahead_while_one_is_ordered_for_a_pause(first: str) -> None:
+    steps = StepsInFlight(looks_ahead=True)
+    step = steps.begin((), (), Shape.build(prefixes=[10]), 0.01)
+    assert steps.takes_next
+    amid = steps.begin_amid((), Shape.build([(4, 0)]), 0.01)
+    assert not steps.takes_next
+    for plan in (amid, step) if first == "amid" else (step, amid):
+        assert steps.end(plan.number).plan is plan
+    assert steps.running is None
