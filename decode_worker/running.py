@@ -302,6 +302,7 @@ class StepEnd(WorkerPart):
                 step, tokens, predicted_s = plan.number, len(chunk.tokens), plan.predicted_s
                 self._decisions.note(Kind.CHUNK, running.request, "", tokens, step, seconds, predicted_s)
         released = self._give_tokens(plan, event, now)
+        self._outputs.steps_ended(ended.all_to)
         # Behind the step in flight, and before whatever is ordered for the blocks that come free.
         folds = self._memory.folding.trim(self._writing.awaits)
         return [*folds, *released, *self._outputs.flush()]
@@ -358,7 +359,6 @@ class StepEnd(WorkerPart):
                     self._writing.add_prompt(running)
             if finish is not None:
                 released += self._end(running, finish)
-        outputs.step_ended()
         return released + self._holds.release_all(let_go)
 
     def _charges(self, plan: StepPlan) -> tuple[Sequence[float], float]:

@@ -214,7 +214,7 @@ class DecodeCore:
             self.here.candidates.forget_copy(candidate)
         elif before in (State.RESIDENT, State.PROMPT):
             self.memory.release_after_step(running)
-            self.owners.leave_amid_step(running)
+            self.owners.leave_amid_step(running, self.steps.number)
 
     def tell_decisions(self, ask: messages.AskDecisions, frame: events.Received, now: float) -> list[Command]:
         """Tell a gateway which decisions about a request this worker remembers."""

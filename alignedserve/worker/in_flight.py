@@ -24,6 +24,7 @@ class Ended:
 
     plan: StepPlan
     shape: Shape
+    all_to: int  # all steps up to this number have ended
     free: list[tuple[int, ...]]  # blocks that no step writes to any more, in the order of leaving
     counts: bool  # whether the step before it went well
 
@@ -102,12 +103,12 @@ class StepsInFlight:
         self._next = self._amid = None
         assert plan is not None, "a step ended that was not begun"
         assert plan.number == number, "a step ended that is not in flight"
+        all_to = self.number if self.running is None else self.running.number - 1
         free: list[tuple[int, ...]] = []
         if self._left:
-            ended = self.number if self.running is None else self.running.number - 1  # all up to this number
-            free = [blocks for last, blocks in self._left if last <= ended]
-            self._left = [(last, blocks) for last, blocks in self._left if last > ended]
-        return Ended(plan, shape, free, counts=plan.number != self._void)
+            free = [blocks for last, blocks in self._left if last <= all_to]
+            self._left = [(last, blocks) for last, blocks in self._left if last > all_to]
+        return Ended(plan, shape, all_to, free, counts=plan.number != self._void)
 
     def fail(self) -> None:
         """Note that the step that ended last failed: the next step has nothing to go on from."""

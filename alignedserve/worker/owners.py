@@ -3,7 +3,7 @@
 All tokens of a step that go to the same owner travel in one frame. A frame before it says what metered requests have
 used, at the first token here, at their end and whenever TELL_S have come together: all of it, so a later frame makes
 good for a lost one. A request whose client leaves amid a step is charged with that step when it has
-ended, though not with a step that was planned ahead.
+ended, though not with a step that was planned ahead behind it.
 
 Where a frame with tokens is lost, the owner sees the gap and asks again: at the latest REFRESH_S later, or at once
 where the link's numbers show the gap (LinkGap) or the owner says so (Missed). So a request's tokens stay here until the
@@ -51,7 +51,7 @@ class Outputs(CorePart):
         self._kept: dict[str, WorkerRequest] = {}  # in the order of first tokens, then of last tokens
         self._new: dict[str, list[Output]] = defaultdict(list)  # owner -> what the next frame carries
         self._used: dict[str, list[RequestUse]] = defaultdict(list)  # the same
-        self._left: dict[str, WorkerRequest] = {}  # dropped since the last step ended
+        self._left: dict[str, tuple[WorkerRequest, int]] = {}  # dropped, and the last step that may still run it
 
     @property
     def num_kept(self) -> int:
@@ -84,14 +84,15 @@ class Outputs(CorePart):
         if running.spent_s > max(running.tells_beyond_s, TELL_S) and running.request.is_metered:
             self._tell_use(running)
 
-    def leave_amid_step(self, running: WorkerRequest) -> None:
-        """Note that a request is dropped while a step may run it."""
+    def leave_amid_step(self, running: WorkerRequest, last: int) -> None:
+        """Note that a request is dropped while a step may run it: a step up to the number `last`."""
         if running.request.is_metered:
-            self._left[running.request.id] = running
+            self._left[running.request.id] = running, last
 
     def charge_left(self, request: str, tokens: int, spent_s: float, joules: float) -> None:
         """Charge a dropped request with its part of the step that has ended."""
-        if (running := self._left.pop(request, None)) is not None:
+        if (left := self._left.pop(request, None)) is not None:
+            running, _ = left
             running.ran(tokens, spent_s, joules)
             self._tell_use(running)
 
@@ -99,8 +100,10 @@ class Outputs(CorePart):
     def has_left(self) -> bool:
         return bool(self._left)
 
-    def step_ended(self) -> None:
-        self._left.clear()
+    def steps_ended(self, all_to: int) -> None:
+        """Forget the dropped requests that no step runs any more: all steps up to this number have ended."""
+        if self._left:
+            self._left = {name: left for name, left in self._left.items() if left[1] > all_to}
 
     def _tell_use(self, running: WorkerRequest) -> None:
         spent_s, request = running.spent_s, running.request

@@ -25,7 +25,7 @@ from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyOut, RunAmid, RunStep, Send
 from alignedserve.protocol.events import Event, MemberJoined, StepDone
-from alignedserve.protocol.messages import ROUTER, AskPages, Cancel, LeasePages, Output, Prefill, Tokens
+from alignedserve.protocol.messages import ROUTER, AskPages, Cancel, LeasePages, Output, Prefill, Tokens, Used
 from alignedserve.schedulers.aligned import Aligned
 from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
 from alignedserve.worker.setup import WorkerSetup
@@ -75,7 +75,7 @@ class Bench:
         self.core: DecodeCore = PrefillCore(setup) if kind == "prefill" else decode_core(setup)
         self.now, self.steps, self.amid = 0.0, list[StepPlan](), list[StepPlan]()
         self.outputs: list[Output] = []
-        self.copies: list[CopyOut] = []
+        self.copies, self.spent = list[CopyOut](), dict[str, float]()
 
     def _take(self, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -86,6 +86,8 @@ class Bench:
                     self.steps.append(plan)
                 case Send(message=Tokens(outputs)):
                     self.outputs += outputs
+                case Send(message=Used(uses)):
+                    self.spent |= {use.request: use.spent.seconds for use in uses}
                 case Send(message=AskPages(pages, number)):
                     start = sum(len(copy.pages) for copy in self.copies)
                     self._hears(said("pool-0", LeasePages((*range(start, start + pages),), number)))
@@ -239,6 +241,21 @@ def test_blocks_of_a_cancelled_request_are_free_when_both_steps_have_ended(gone:
     assert bench.core.memory.num_free > free
     left = {"a", "d"} - {gone}
     assert set(names(bench.steps[1])) == left
+
+
+@pytest.mark.parametrize("first", ["amid", "step"])
+@pytest.mark.parametrize("gone", ["a", "d"])
+def test_a_cancelled_request_is_charged_whichever_step_ends_first(gone: str, first: str) -> None:
+    bench = Bench()
+    bench.comes(replace(document("d"), is_metered=True))
+    bench.now += 0.02
+    bench.comes(replace(chat("a"), is_metered=True))
+    [amid], [step] = bench.amid, bench.steps
+    bench.hears(Cancel(gone, 0))
+    for plan in (amid, step) if first == "amid" else (step, amid):
+        bench.ends(plan)
+    assert bench.spent[gone] == pytest.approx((amid if gone == "a" else step).predicted_s)
+    assert not bench.core.owners.has_left
 
 
 @pytest.mark.parametrize("fails", ["amid", "step"])

@@ -270,8 +270,8 @@ WORKER = (
     Mutant(
         "blocks freed a step too early",
         f"{_WORKER}/in_flight.py",
-        "free = [blocks for last, blocks in self._left if last <= ended]\n"
-        "self._left = [(last, blocks) for last, blocks in self._left if last > ended]",
+        "free = [blocks for last, blocks in self._left if last <= all_to]\n"
+        "self._left = [(last, blocks) for last, blocks in self._left if last > all_to]",
         "free = [blocks for last, blocks in self._left]\nself._left = []",
         "With a step planned ahead, blocks are free while that step writes to them.",
     ),
