@@ -293,7 +293,7 @@ class StepEnd(WorkerPart):
             return []
         plan = ended.plan
         if event.result.failure is not None:
-            return self._fail(plan)
+            return self._fail(plan, ended.paused)
         self._pace.learn(plan, ended.shape, seconds, self._here.find)
         self._counts.count_step(plan, seconds)
         self._decisions.note_step(plan, seconds)
@@ -394,9 +394,15 @@ class StepEnd(WorkerPart):
         spoiled = self._pool.tell_spoiled(running.known) if is_doubtful else []
         return [*spoiled, *self._to_write.end(running, finish)]
 
-    def _fail(self, plan: StepPlan) -> list[Command]:
-        """Try smaller steps, or give up the attempts of a step that cannot be smaller."""
+    def _fail(self, plan: StepPlan, paused: StepPlan | None) -> list[Command]:
+        """Try smaller steps, or give up the attempts of a step that cannot be smaller.
+
+        In a pause the memory had to do for both steps; by itself, the smaller one may fit."""
         self._steps.fail()
+        if paused is not None:
+            self._steps.takes_amid = False
+            self._pace.room.shrink(paused.num_tokens + plan.num_tokens)
+            return []
         alone = self._here.find(plan.parts[0].request) if len(plan.parts) == 1 else None
         is_least = alone is not None and alone.request.runs_whole
         if not is_least and self._pace.room.shrink(plan.num_tokens):

@@ -27,6 +27,7 @@ class Ended:
     all_to: int  # all steps up to this number have ended
     free: list[tuple[int, ...]]  # blocks that no step writes to any more, in the order of leaving
     counts: bool  # whether the step before it went well
+    paused: StepPlan | None  # the step that goes on now, where this one ran in its pause
 
 
 class StepsInFlight:
@@ -93,9 +94,9 @@ class StepsInFlight:
 
     def end(self, number: int) -> Ended:
         """Return the step that ran. The next step runs from now on, or the step for a pause that did not come."""
-        self._goes_on = self.has_next
+        self._goes_on, paused = self.has_next, None
         if self._amid is not None and self._amid[0].number == number:
-            plan, shape = self._amid
+            (plan, shape), paused = self._amid, self.running
         else:
             plan, shape = self.running, self._shape
             self.running, self._shape = self._next or self._amid or (None, EMPTY)
@@ -108,7 +109,7 @@ class StepsInFlight:
         if self._left:
             free = [blocks for last, blocks in self._left if last <= all_to]
             self._left = [(last, blocks) for last, blocks in self._left if last > all_to]
-        return Ended(plan, shape, all_to, free, counts=plan.number != self._void)
+        return Ended(plan, shape, all_to, free, counts=plan.number != self._void, paused=paused)
 
     def fail(self) -> None:
         """Note that the step that ended last failed: the next step has nothing to go on from."""

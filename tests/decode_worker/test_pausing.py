@@ -290,6 +290,18 @@ def test_a_step_is_planned_ahead_only_when_the_pause_has_ended(first: str, monke
     assert [output.index for output in bench.outputs if output.request == "d"] == [*range(50)]
 
 
+def test_a_pause_without_memory_says_little_of_smaller_steps() -> None:
+    """The device has had memory for 380 tokens, and none for 20 more beside them."""
+    bench = Bench()
+    bench.comes(document("d", 380))
+    bench.comes(chat("a", 20))
+    bench.ends(bench.amid[0], StepFailure("no memory"))
+    assert bench.core.pace.room.tokens == 200
+    assert len(bench.amid) == 1, "nor would there be any in the next pause"
+    bench.ends(bench.steps[0])
+    assert "a" in names(bench.steps[1])
+
+
 def test_pauses_are_counted() -> None:
     assert paused().core.log.counts.num_pauses == 1
 
