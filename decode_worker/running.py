@@ -216,6 +216,7 @@ class Stepping(WorkerPart):
             return []
         for prompt in selection.admitted:
             self._seats.seat(prompt)
+        self._queue.run_amid(selection.admitted)
         self._shares.count(selection, self._here.running_of)
         self._pauses.pauses_for(selection.predicted_s)
         self._counts.num_pauses += 1
@@ -285,8 +286,9 @@ class StepEnd(WorkerPart):
 
     def step_done(self, event: StepDone, now: float) -> list[Command]:
         self._memory.reconsider()  # time has passed, so another prompt may be the first
-        ended, seconds = self._steps.end(event.result.number), event.seconds
-        self._queue.step_ended()
+        ended, seconds = self._steps.end(event.result.number, event.seconds), event.seconds
+        if ended.paused is None:
+            self._queue.step_ended()
         for blocks in ended.free:
             self._memory.give(blocks)
         if not ended.counts:
@@ -301,15 +303,16 @@ class StepEnd(WorkerPart):
             if (running := self._here.find(chunk.request)) is not None:
                 step, tokens, predicted_s = plan.number, len(chunk.tokens), plan.predicted_s
                 self._decisions.note(Kind.CHUNK, running.request, "", tokens, step, seconds, predicted_s)
-        released = self._give_tokens(plan, event, now)
+        released = self._give_tokens(plan, event, now - seconds - ended.paused_s, now)
         self._outputs.steps_ended(ended.all_to)
         # Behind the step in flight, and before whatever is ordered for the blocks that come free.
         folds = self._memory.folding.trim(self._writing.awaits)
         return [*folds, *released, *self._outputs.flush()]
 
-    def _give_tokens(self, plan: StepPlan, done: StepDone, now: float) -> list[Command]:
-        """Give requests the results of the step, and charge each with its share of the step; prompts that get a first
-        token become residents. Return the releases of requests that end or lose their beginning.
+    def _give_tokens(self, plan: StepPlan, done: StepDone, began_at: float, now: float) -> list[Command]:
+        """Give requests the results of the step that began at `began_at`, and charge each with its share of the step;
+        prompts that get a first token become residents. Return the releases of requests that end or lose their
+        beginning.
 
         The result for a request that has left is dropped; the next attempt, which has other blocks, may be here by now.
         """
@@ -337,7 +340,7 @@ class StepEnd(WorkerPart):
                     pages.publish(running)
             else:
                 running.ran(len(part.tokens), charge * part_s, charge * part_joules)
-                running.end_chunk(part, now - seconds, scores.get(request, ()), vectors.get(request, b""))
+                running.end_chunk(part, began_at, scores.get(request, ()), vectors.get(request, b""))
                 pages.publish(running)
                 running.promise.served(now)
             if dropping.is_on and dropping.drop(running):

@@ -35,15 +35,14 @@ class PromptQueue:
         here.order = DecodeOrder(memory.pace.policy)
         self._here, self._memory, self._steps, self._pace = here, memory, memory.steps, memory.pace
         self._decisions = decisions
-        self._came_in_step = self._rt_came_in_step = 0  # prompts since the step in flight began; the real-time ones
+        self._came_in_step: set[WorkerRequest] = set()  # since the step in flight began, and not run in its pauses
 
     def admit(self, running: WorkerRequest, now: float) -> None:
         """Add a new prompt that is to run."""
         self._add(running)
         self._pace.prompt_came(running, now)
         if self._steps.running is not None:
-            self._came_in_step += 1
-            self._rt_came_in_step += running.promise.is_rt
+            self._came_in_step.add(running)
         self._memory.reconsider()
 
     def add_again(self, prompts: Iterable[WorkerRequest]) -> None:
@@ -64,11 +63,15 @@ class PromptQueue:
     def num_old(self, only_rt: bool) -> int:
         """Return how many prompts, all or real-time ones, wait since before the step in flight was chosen."""
         if only_rt:
-            return len(self.waiting.real_time) - self._rt_came_in_step
-        return len(self.waiting) - self._came_in_step
+            return len(self.waiting.real_time) - sum([running.promise.is_rt for running in self._came_in_step])
+        return len(self.waiting) - len(self._came_in_step)
+
+    def run_amid(self, prompts: Iterable[WorkerRequest]) -> None:
+        """Note that prompts run in a pause of the step in flight: they wait no more."""
+        self._came_in_step.difference_update(prompts)
 
     def step_ended(self) -> None:
-        self._came_in_step = self._rt_came_in_step = 0
+        self._came_in_step.clear()
 
     @property
     def blocks_for_first(self) -> int:

@@ -28,6 +28,7 @@ class Ended:
     free: list[tuple[int, ...]]  # blocks that no step writes to any more, in the order of leaving
     counts: bool  # whether the step before it went well
     paused: StepPlan | None  # the step that goes on now, where this one ran in its pause
+    paused_s: float  # the pauses of this step
 
 
 class StepsInFlight:
@@ -41,6 +42,7 @@ class StepsInFlight:
         self._next: tuple[StepPlan, Shape] | None = None
         self._amid: tuple[StepPlan, Shape] | None = None  # in a pause of the step that runs
         self.takes_amid = False  # whether the running step may pause
+        self._paused_s = 0.0  # pauses of the running step so far
         self._goes_on = False  # whether the running step was planned while the one before it ran
         self._void = 0  # number of the step that was planned after a failed step
         self._left: list[tuple[int, tuple[int, ...]]] = []  # the last step that may still write there, and blocks
@@ -68,6 +70,11 @@ class StepsInFlight:
         """Return the step of this number that ends now: the running step, or the one in its pause."""
         return self.amid if self.amid is not None and self.amid.number == number else self.running
 
+    def beside(self, number: int) -> StepPlan | None:
+        """Return the other step, where the step of this number is paused, or runs in a pause."""
+        amid = self.amid
+        return self.running if amid is not None and amid.number == number else amid
+
     @property
     def left(self) -> list[tuple[int, ...]]:
         """Return the blocks that no request has, and that are not free yet."""
@@ -92,15 +99,18 @@ class StepsInFlight:
         self._amid = plan, shape
         return plan
 
-    def end(self, number: int) -> Ended:
-        """Return the step that ran. The next step runs from now on, or the step for a pause that did not come."""
-        self._goes_on, paused = self.has_next, None
+    def end(self, number: int, seconds: float = 0.0) -> Ended:
+        """Return the step that ran for these seconds. The next step runs from now on, or the step for a pause that did
+        not come."""
+        self._goes_on, paused, paused_s = self.has_next, None, 0.0
         if self._amid is not None and self._amid[0].number == number:
             (plan, shape), paused = self._amid, self.running
+            self._paused_s += seconds
         else:
             plan, shape = self.running, self._shape
             self.running, self._shape = self._next or self._amid or (None, EMPTY)
             self.takes_amid = False
+            paused_s, self._paused_s = self._paused_s, 0.0
         self._next = self._amid = None
         assert plan is not None, "a step ended that was not begun"
         assert plan.number == number, "a step ended that is not in flight"
@@ -109,7 +119,7 @@ class StepsInFlight:
         if self._left:
             free = [blocks for last, blocks in self._left if last <= all_to]
             self._left = [(last, blocks) for last, blocks in self._left if last > all_to]
-        return Ended(plan, shape, all_to, free, counts=plan.number != self._void, paused=paused)
+        return Ended(plan, shape, all_to, free, counts=plan.number != self._void, paused=paused, paused_s=paused_s)
 
     def fail(self) -> None:
         """Note that the step that ended last failed: the next step has nothing to go on from."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import exp
 from statistics import median
 
@@ -13,6 +14,7 @@ from alignedserve.protocol.commands import Command, RunStep, SetTimer
 from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import Backlog
 from alignedserve.worker.part import Worker, WorkerPart
+from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
 _MEMORY_S = 4.0  # after which an observation counts e times less
@@ -64,13 +66,24 @@ class PromptRate(WorkerPart):
         """Count a step that has ended, before requests get its tokens."""
         if (plan := self._steps.plan(event.result.number)) is not None:
             in_step = {chunk.request: len(chunk.tokens) for chunk in plan.chunks}
+            beside = self._steps.beside(plan.number)
+            others = () if beside is None else [chunk.request for chunk in beside.chunks]  # these do not wait either
+            prompts = [running for running in self._here.unfinished if running.request.id not in others]
             copied_s, self._fetched_s = self._pace.fetched_s - self._fetched_s, self._pace.fetched_s
             for only_rt in (True, False):
-                self._count(only_rt, in_step, event.seconds, copied_s, now)
+                seated = [running for running in prompts if running.promise.is_rt or not only_rt]
+                self._count(only_rt, seated, in_step, event.seconds, copied_s, now)
 
-    def _count(self, only_rt: bool, in_step: dict[str, int], seconds: float, copied_s: float, now: float) -> None:
+    def _count(
+        self,
+        only_rt: bool,
+        seated: Sequence[WorkerRequest],
+        in_step: dict[str, int],
+        seconds: float,
+        copied_s: float,
+        now: float,
+    ) -> None:
         """Count a step of `seconds`, and the time since the step before, less the time of copies."""
-        seated = [running for running in self._here.unfinished if running.promise.is_rt or not only_rt]
         waiting = self._queue.num_old(only_rt)
         is_cut = any(running.num_ahead > in_step.get(running.request.id, 0) for running in seated)
         has_left, since = waiting > 0 or is_cut, self._waited_from[only_rt]

@@ -302,6 +302,63 @@ def test_a_pause_without_memory_says_little_of_smaller_steps() -> None:
     assert "a" in names(bench.steps[1])
 
 
+def test_a_document_has_not_waited_in_the_pauses_of_its_step() -> None:
+    bench = Bench()
+    bench.comes(document("d"))
+    [step] = bench.steps
+    for name in ("a", "b"):
+        bench.now += 0.02
+        bench.comes(chat(name))
+        bench.now += bench.amid[-1].predicted_s
+        bench.ends(bench.amid[-1])
+    bench.now = step.predicted_s + sum(amid.predicted_s for amid in bench.amid)
+    bench.ends(step)
+    document_d, chat_b = bench.core.here.find("d"), bench.core.here.find("b")
+    assert document_d is not None
+    assert chat_b is not None
+    assert (document_d.waited_s, chat_b.waited_s) == (pytest.approx(0.0), pytest.approx(0.0))
+
+
+def loaded_token_s(bench: Bench) -> float:
+    """Return how long the worker says that a prompt token takes beside others, times what it takes alone."""
+    backlog = bench.core.router.rate.backlog(bench.now)
+    return backlog.loaded_token_s / backlog.prompt_token_s
+
+
+def test_a_document_that_runs_does_not_wait_in_a_pause() -> None:
+    bench = paused()
+    bench.now += bench.amid[0].predicted_s
+    bench.ends(bench.amid[0])
+    bench.now = bench.amid[0].predicted_s + bench.steps[0].predicted_s
+    bench.ends(bench.steps[0])
+    assert loaded_token_s(bench) == pytest.approx(1.0)
+
+
+def test_a_chat_that_runs_behind_the_step_has_not_waited_for_it() -> None:
+    bench = paused()
+    for plan in (bench.steps[0], bench.amid[0]):
+        bench.now += plan.predicted_s
+        bench.ends(plan)
+    assert loaded_token_s(bench) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("when", ["before", "in", "after"])
+def test_what_comes_in_a_step_has_not_waited_for_it_whether_it_pauses_or_not(when: str) -> None:
+    bench = Bench()
+    bench.comes(document("d", 350))
+    queue = bench.core.here.queue
+    if when == "before":
+        bench.comes(document("e", 350))
+    bench.comes(chat("a"))
+    assert (queue.num_old(only_rt=False), queue.num_old(only_rt=True)) == (0, 0)
+    if when == "in":
+        bench.comes(document("e", 350))
+    bench.ends(bench.amid[0])
+    if when == "after":
+        bench.comes(document("e", 350))
+    assert (queue.num_old(only_rt=False), queue.num_old(only_rt=True)) == (0, 0)
+
+
 def test_pauses_are_counted() -> None:
     assert paused().core.log.counts.num_pauses == 1
 
