@@ -9,7 +9,8 @@ input in N + 1 the token that N samples. A request that must end with that token
 have ended, its result in N + 1 is dropped, and its blocks are free when N + 1 has ended. If the host has a say in a
 request's next token (penalties, a grammar: all with a History), the request sits out one step.
 
-All else (prompts, requests that join or leave) is decided with no step in flight: then the device waits once.
+All else (documents' prompts, requests that join or leave) is decided with no step in flight: then the device waits once.
+Prompts of chats need not wait on a CPU, where the step in flight can pause for them (pausing.py).
 """
 
 from __future__ import annotations
@@ -219,7 +220,6 @@ class Stepping(WorkerPart):
         self._queue.run_amid(selection.admitted)
         self._shares.count(selection, self._here.running_of)
         self._pauses.pauses_for(selection.predicted_s)
-        self._counts.num_pauses += 1
         return [RunAmid(self._steps.begin_amid(selection.chunks, selection.shape, selection.predicted_s))]
 
     # --- The step after the step in flight
@@ -289,6 +289,8 @@ class StepEnd(WorkerPart):
         ended, seconds = self._steps.end(event.result.number, event.seconds), event.seconds
         if ended.paused is None:
             self._queue.step_ended()
+        else:
+            self._counts.num_pauses += 1
         for blocks in ended.free:
             self._memory.give(blocks)
         if not ended.counts:

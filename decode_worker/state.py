@@ -132,9 +132,9 @@ class DecodeCore:
         self.pool_link = pool = PoolLink(PageWriter(limits.page_size, limits.block_size, setup.root))
         self.here = here = Requests()
         self.memory = memory = make_memory(self.pace, self.steps, here, pool, scheduler)
-        # Beside steps only KV that stays in place can be copied.
         if not (scheduler.makes_pauses and memory.runs_amid) or limits.fold is not None:
-            self.pace.layers = 0  # no step pauses
+            self.pace.make_no_pauses()
+        # Beside steps only KV that stays in place can be copied.
         memory.copies_beside = setup.copies_beside and memory.keeps_places
         here.queue = PromptQueue(here, memory, self.log.decisions)
         self.owners = Outputs(setup.energy_source)

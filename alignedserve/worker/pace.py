@@ -133,6 +133,10 @@ class Pace:
         self.coming = ArrivalForecast(self.policy.slo_scale)
         self.fetched_s = 0.0  # that copies from the pool have taken before steps, as predicted
 
+    def make_no_pauses(self) -> None:
+        """Let all steps run from the first layer to the last."""
+        self.layers = 0
+
     @property
     def cost(self) -> CostModel:
         """Return what steps are expected to take now."""

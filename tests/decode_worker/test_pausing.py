@@ -359,8 +359,13 @@ def test_what_comes_in_a_step_has_not_waited_for_it_whether_it_pauses_or_not(whe
     assert (queue.num_old(only_rt=False), queue.num_old(only_rt=True)) == (0, 0)
 
 
-def test_pauses_are_counted() -> None:
-    assert paused().core.log.counts.num_pauses == 1
+@pytest.mark.parametrize(("first", "num_pauses"), [("amid", 1), ("step", 0)])
+def test_pauses_are_counted_that_were_made(first: str, num_pauses: int) -> None:
+    bench = paused()
+    assert bench.core.log.counts.num_pauses == 0
+    bench.ends((bench.amid if first == "amid" else bench.steps)[0])
+    bench.ends((bench.steps if first == "amid" else bench.amid)[0])
+    assert bench.core.log.counts.num_pauses == num_pauses
 
 
 def test_the_next_chat_writes_to_no_block_that_is_still_to_be_copied() -> None:
