@@ -38,7 +38,7 @@ class DeviceQueue:
     def __init__(self, device: torch.device, pauses: Pauses | None = None) -> None:
         self._device, threads = device, torch.get_num_threads()
         self._pauses = pauses
-        self._amid = deque[Callable[[], None]]()  # steps for pauses
+        self._amid = deque[Callable[[], None]]()  # steps for pauses, in order, that have not begun
         self._paused_s = 0.0  # that all pauses have taken
         if pauses is not None:
             pauses.work = self._run_amid
@@ -81,10 +81,16 @@ class DeviceQueue:
             self._paused_s += seconds
             post(StepDone(result, seconds))
 
+        def behind() -> None:
+            """Run this step if no pause has. A later step is not for now: work that is queued before it comes first."""
+            if self._amid and self._amid[0] is own:
+                self._amid.popleft()()
+
         assert self._pauses is not None, "no step of this engine pauses"
-        self._amid.append(self._guarded(work, post))
+        own = self._guarded(work, post)
+        self._amid.append(own)
         self._pauses.ask()
-        self._add(self._run_amid, post)
+        self._add(behind, post)
 
     def _run_amid(self) -> None:
         while self._amid:

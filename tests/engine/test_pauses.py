@@ -123,6 +123,28 @@ def test_a_step_for_a_pause_runs_behind_a_step_that_has_ended() -> None:
     assert {event.result.number for event in done if isinstance(event, StepDone)} == {1, 2}
 
 
+def test_work_that_is_queued_before_a_step_runs_before_the_steps_of_its_pauses() -> None:
+    """A copy of what a request left behind read blocks that a chat's step had written again."""
+    pauses, posts, log = Pauses(), queue.Queue[Event | Exception](), list[str]()
+    in_order = DeviceQueue(CPU, pauses)
+
+    def begin(plan: StepPlan) -> Done:
+        log.append(f"step {plan.number}")
+        if plan.number == 1:
+            in_order.step_amid(StepPlan(2), begin, posts.put)
+            pauses.take()
+            in_order.do(lambda: False, lambda: log.append("copy"), posts.put)
+            in_order.step(StepPlan(3), begin, posts.put)
+            in_order.step_amid(StepPlan(4), begin, posts.put)
+        return Done(StepResult(plan.number, ()))
+
+    in_order.step(StepPlan(1), begin, posts.put)
+    for _ in range(4):
+        assert isinstance(posts.get(timeout=10), StepDone)
+    in_order.close()
+    assert log == ["step 1", "step 2", "copy", "step 3", "step 4"]
+
+
 def test_an_error_of_a_step_in_a_pause_ends_the_work() -> None:
     in_order, posts = DeviceQueue(CPU, Pauses()), queue.Queue[Event | Exception]()
 
