@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from alignedserve.core import Choice, History, Sampling
 from alignedserve.engine.sampling import edits as of_edits
 from alignedserve.engine.sampling.edits import Edits, edit_logits
-from alignedserve.engine.sampling.sampling import NextToken, Sampler, uniform
+from alignedserve.engine.sampling.sampling import _KEPT, NextToken, Sampler, uniform
 from alignedserve.text.token_sets import pack_tokens, unpack_tokens
 from tests.conftest import SOAK, examples
 
@@ -429,6 +429,42 @@ def test_a_request_that_left_out_a_step_is_known_again() -> None:
     assert sorted(output) == list(range(VOCABULARY)), "each token once, whatever its logit"
 
 
+@pytest.mark.parametrize("are_edited", [False, True])
+def test_edits_are_kept_through_pauses_and_steps_that_leave_their_request_out(
+    monkeypatch: pytest.MonkeyPatch, are_edited: bool
+) -> None:
+    """Steps with documents pause four times, and leave documents out four times on end, for chats with edits, too.
+    The edits of each document were made again from all of its output."""
+    made = list[History]()
+
+    class Noted(Edits):
+        def __init__(self, sampling: Sampling, history: History, *others: Any) -> None:
+            made.append(history)
+            super().__init__(sampling, history, *others)
+
+    monkeypatch.setattr("alignedserve.engine.sampling.sampling.Edits", Noted)
+    sampler, output, num_chats = Sampler(VOCABULARY), [5] * 400, 0
+    history = History((3,), output, STOPS)
+
+    def sample_for_chats(number: int) -> None:
+        nonlocal num_chats
+        for _ in range(number):
+            num_chats += 1
+            sampling = Sampling(repetition_penalty=1.1 if are_edited else 1.0)
+            chat = [NextToken(sampling, 0, f"chat {num_chats}", History((), [], STOPS) if are_edited else None)]
+            sampler.begin(chat)
+            sampler.sample(random_logits(1), chat)
+
+    for num_pauses in (0, 1, 2, 4, 4):
+        wanted = [NextToken(Sampling(repetition_penalty=1.1), len(output), "document", history)]
+        sampler.begin(wanted)
+        sample_for_chats(num_pauses)
+        sampler.sample(random_logits(2), wanted)
+        output.append(5)
+        sample_for_chats(4)
+    assert sum(each is history for each in made) == 1
+
+
 def test_edits_that_find_too_little_memory_half_way_count_no_token_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory runs out at the second new token of a step; the same step goes on later."""
     sampling, output = Sampling(frequency_penalty=0.6), [0]
@@ -502,7 +538,7 @@ def test_lists_of_all_tokens_are_small_and_go_with_their_requests() -> None:
     tracemalloc.start()
     sampler.sample(logits, wanted)
     during, most = tracemalloc.get_traced_memory()
-    for _ in range(2):  # they may sit out one step
+    for _ in range(_KEPT + 1):  # they may sit out some
         sampler.sample(logits[:1], [NextToken(Sampling(), 0)])
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from string import ascii_letters
+from typing import Any
 
 import jsonschema
 import pytest
@@ -67,6 +68,28 @@ def sampled(
         assert chosen.token is not None
         output.append(chosen.token)
     return output
+
+
+def test_what_is_followed_for_a_step_is_not_followed_again_behind_its_pauses(
+    syntaxes: Syntaxes, text: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed, follow = list[str](), Sampler._follow
+
+    def noted(sampler: Sampler, wanted: Sequence[NextToken]) -> Any:
+        followed.append(wanted[0].request)
+        return follow(sampler, wanted)
+
+    monkeypatch.setattr(Sampler, "_follow", noted)
+    sampler, syntax = Sampler(text.vocab_size, syntaxes), regex_syntax("[a-z]+")
+    wanted, *amid = [
+        [NextToken(Sampling(syntax=syntax), 0, name, History((5,), [], (STOP,)))] for name in ("document", "a", "b")
+    ]
+    sampler.begin(wanted)
+    for chat in amid:
+        sampler.begin(chat)
+        sampler.sample(torch.zeros(1, text.vocab_size), chat)
+    sampler.sample(torch.zeros(1, text.vocab_size), wanted)
+    assert followed == ["document", "a", "b"]
 
 
 def test_what_is_whole_is_valid(text: TextModel, syntaxes: Syntaxes) -> None:

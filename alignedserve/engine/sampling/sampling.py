@@ -31,6 +31,7 @@ from alignedserve.text.syntax import Syntaxes
 
 _MASK = (1 << 64) - 1
 REFERENCE: Kernels = Reference()
+_KEPT = 16  # steps that a request may sit out with its edits kept: four in pauses, four without documents, and more
 
 
 def uniform(seed: int, index: int) -> float:
@@ -89,10 +90,11 @@ class Sampler:
 
     def __init__(self, vocab_size: int, syntaxes: Syntaxes | None = None, kernels: Kernels = REFERENCE) -> None:
         self._vocab_size, self._syntaxes, self._kernels = vocab_size, syntaxes, kernels
-        self._edits: dict[str, Edits] = {}  # of the requests of the last step ...
-        self._edits_before: dict[str, Edits] = {}  # ... and of the step before it, which may sit out one
+        self._edits: dict[str, tuple[Edits, int]] = {}  # of requests, and the number of the last step with them
+        self._num_steps = 0
         self._thread = ThreadPoolExecutor(1, "syntax", initializer=compute_alone)  # starts with what is first asked
-        self._coming: tuple[Sequence[NextToken], Future[_RowEdits]] | None = None
+        # The syntaxes that are followed for a step, and for one in its pause: by the id of what is wanted.
+        self._coming: dict[int, tuple[Sequence[NextToken], Future[_RowEdits]]] = {}
         self._turns = Turns("preparing")
         if syntaxes is not None:
             self._thread.submit(syntaxes.load)
@@ -116,10 +118,11 @@ class Sampler:
 
     def begin(self, wanted: Sequence[NextToken]) -> None:
         """Prepare to sample these tokens: a thread follows their syntaxes while logits are computed."""
-        if self._coming is not None:  # of a step that was broken off
-            wait([self._coming[1]])
-        follows = any(token.sampling.syntax for token in wanted)
-        self._coming = (wanted, self._thread.submit(self._follow, wanted)) if follows else None
+        wait([following for _, following in self._coming.values()])
+        while len(self._coming) > 1:  # a step was broken off
+            del self._coming[next(iter(self._coming))]
+        if any(token.sampling.syntax for token in wanted):
+            self._coming[id(wanted)] = wanted, self._thread.submit(self._follow, wanted)
 
     def sample(self, logits: Tensor, wanted: Sequence[NextToken]) -> list[SampledToken]:
         """Sample a token from each row of `logits` [requests, vocabulary]; this changes the logits."""
@@ -146,24 +149,21 @@ class Sampler:
         return _logprobs(self._kernels.logprobs(logits, of_tokens, [top] * len(tokens)))
 
     def _edit(self, logits: Tensor, wanted: Sequence[NextToken]) -> None:
-        coming, self._coming = self._coming, None
-        is_prepared = coming is not None and coming[0] is wanted
-        edits = coming[1].result() if coming is not None and is_prepared else self._follow(wanted)
-        if edits:
+        coming = self._coming.pop(id(wanted), None)
+        if edits := self._follow(wanted) if coming is None else coming[1].result():
             edit_logits(logits, [*edits], [*edits.values()])
 
     @torch.inference_mode()
     def _follow(self, wanted: Sequence[NextToken]) -> _RowEdits:
-        last, before = self._edits, {**self._edits_before, **self._edits}
-        self._edits, self._edits_before = {}, {}  # edits that run out of memory half-way are made again
-        edits = {
-            row: self._update_edits(token, token.history, before.get(token.request))
-            for row, token in enumerate(wanted)
-            if token.history is not None
-        }
-        self._edits = {wanted[row].request: row_edits for row, row_edits in edits.items()}
-        self._edits_before = last
-        return edits
+        self._num_steps = number = self._num_steps + 1
+        found: _RowEdits = {}
+        for row, token in enumerate(wanted):
+            if token.history is not None:
+                known, _ = self._edits.pop(token.request, (None, 0))  # half-way out of memory: they are made again
+                found[row] = edits = self._update_edits(token, token.history, known)
+                self._edits[token.request] = edits, number
+        self._edits = {request: kept for request, kept in self._edits.items() if kept[1] + _KEPT >= number}
+        return found
 
     def _update_edits(self, token: NextToken, history: History, known: Edits | None) -> Edits:
         if known is None or known.history is not history or not known.follow(token.index, token.newest):
