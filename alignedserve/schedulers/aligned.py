@@ -41,7 +41,7 @@ OF_PAUSED = 1.5  # least time of a step with documents that leaves room for a pa
 MOST_WITHOUT = 4  # steps on end that leave documents out for prompts of chats
 HOST = 0.75  # of the requests with a seat, and of the host's that wait, are of one caller
 _ROUNDING_S = 1e-9  # slack is kept as an instant
-_AT_A_TIME = 32  # decodes that are looked at
+_AT_A_TIME = 32  # decodes, or prompts that wait, that are looked at
 
 
 class Aligned(Scheduler):
@@ -114,13 +114,12 @@ class Aligned(Scheduler):
     def plan_amid(self, view: StepView, most_s: float) -> PlannedStep:
         """Return the prompts of chats that run in a pause of a step with documents (decode_worker/pausing.py).
 
-        A prompt runs whole, or at least as many tokens as saturate the hardware where no chat waits for the end of the
-        step. Prompts that the pool has pages of wait for the next step."""
+        A prompt runs whole. Prompts that the pool has pages of wait for the next step."""
         at = view.at
         view.waiting.refresh(at.now, at.times, at.chunk)
         step = StepBuilder(view, StepBounds(most_s, most_s, most_s), prompt_budget(at), self.most)
         step.prompts_s = min(most_s, at.joins_s)  # the margin is in `most_s`
-        step.add(((Rank.RT,), prompt) for prompt in chats_amid(view, step))
+        step.add(chats_amid(view, step))
         return step.selection
 
     def documents_budget(self, step: StepBuilder) -> int:
@@ -261,20 +260,15 @@ def visitors(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
     return iter(found if is_shorter and alone_s + together.seconds <= step.prompts_s else ())
 
 
-def chats_amid(view: StepView, step: StepBuilder) -> Iterator[WorkerRequest]:
-    """Yield the prompts of chats that a pause has time for."""
-    for prompt in chain(view.prompts, [found for _, found in waiting_in_order(view) if found.promise.is_rt]):
-        if not prompt.blocks:
-            if not step.seating.may_seat(prompt):
-                continue
-            view.waiting.look(prompt)
-            if step.seating.pages.has_to_fetch(prompt):
-                continue
-        size = prompt.num_ahead
-        if step.prompts_s == inf:
-            size = min(size, max(view.at.block_size, view.at.pivot))
-        if step.estimate.with_chunk(size, prompt.num_held, prompt.num_remade) <= step.prompts_s:
-            yield prompt
+def chats_amid(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
+    """Yield the prompts of chats that a pause has time for. Many may wait, and each event asks: few are looked at."""
+    line, now, most_s = view.waiting.line, view.at.now, view.at.times.most_s
+    waiting = islice(chain(line.urgent(now, most_s, is_rt=True), line.later(now, most_s, is_rt=True)), _AT_A_TIME)
+    for prompt in chain(view.prompts, (found for _, found in step.seatable(waiting))):
+        if not prompt.blocks and step.seating.pages.has_to_fetch(prompt):
+            continue
+        if step.estimate.with_chunk(prompt.num_ahead, prompt.num_held, prompt.num_remade) <= step.prompts_s:
+            yield (Rank.RT,), prompt
 
 
 def _is_any_urgent(view: StepView) -> bool:
