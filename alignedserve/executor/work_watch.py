@@ -12,7 +12,6 @@ import faulthandler
 import logging
 import os
 import signal
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,7 +53,7 @@ class WorkWatch:
         """`least_s` is the limit of work that should take no time, `first_s` the same until a step has ended, and
         `still_s` that of a thread that keeps Python's lock; `copying` says what copies take."""
         self._least_s, self._after_first_s, self._still_s, self._copying = first_s, least_s, still_s, copying
-        self._steps: deque[StepPlan] = deque()  # under way or next, in their order
+        self._steps: dict[int, StepPlan] = {}  # under way or next, in their order, by number
         self._between: _Other | None = None  # work for which the steps wait
         self._beside: _Other | None = None  # the piece of a copy beside the steps
         self._seen: list[tuple[StepPlan | _Other, float]] = []  # at the last look: what ran, and for how long
@@ -66,11 +65,13 @@ class WorkWatch:
         return bool(self._steps) or self._between is not None
 
     def begins(self, plan: StepPlan) -> None:
-        self._steps.append(plan)
+        self._steps[plan.number] = plan
 
     def ends(self, number: int) -> None:
-        """Note that the step of this number has ended: the first of those under way, or one in its pause."""
-        self._steps.remove(next(step for step in self._steps.copy() if step.number == number))
+        """Note that the step of this number has ended: the first of those under way, or one in its pause.
+
+        Both threads may say so at once: plans are found by number, as comparing them would let the other thread in."""
+        del self._steps[number]
         self._least_s = self._after_first_s
 
     @contextmanager
@@ -96,7 +97,7 @@ class WorkWatch:
         """Return the work that is late, and how long it has run; of several the one that is most so."""
         passed_s, self._looked_at = min(now - self._looked_at, _MOST_PASSED_S), now
         before = {id(work): ran_s for work, ran_s in self._seen}
-        first = self._between or next(iter(self._steps.copy()), None)
+        first = self._between or next(iter(self._steps.copy().values()), None)
         running = [work for work in (first, self._beside) if work is not None]
         self._seen = [(work, before[id(work)] + passed_s if id(work) in before else 0.0) for work in running]
         late = [(work, ran_s) for work, ran_s in self._seen if ran_s > self.limit_s(work) / 2]

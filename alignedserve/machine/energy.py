@@ -72,13 +72,13 @@ class Powers:
 
 
 class EnergyMeter:
-    """The thread that reads results tells steps; any thread may ask for the joules."""
+    """The threads of steps and of their pauses tell steps; any thread may ask for the joules."""
 
     def __init__(self, counter: Counter, devices: int = 1, clock: Callable[[], float] = time.perf_counter) -> None:
         """`devices` run the same steps, and use about the same: the ranks of a worker."""
         self.source, self._read, self._tell, known_w = counter
         self._devices, self._clock = devices, clock
-        self._reading = threading.Lock()
+        self._reading, self._counting = threading.Lock(), threading.Lock()
         self._read_at, self._began_at = clock(), counter.joules()
         self._joules = self._began_at  # when it was read
         self._busy_s = 0.0  # since then
@@ -96,11 +96,12 @@ class EnergyMeter:
 
     def step(self, seconds: float) -> float:
         """Return the joules of a step that has ended and took this long."""
-        self._busy_s += seconds
-        self._tell(seconds)
-        if self._clock() - self._read_at >= (READ_S if self._powers.busy_w else _FIRST_READ_S):
-            self._look()
-        return self._devices * self._powers.busy_w * seconds
+        with self._counting:
+            self._busy_s += seconds
+            self._tell(seconds)
+            if self._clock() - self._read_at >= (READ_S if self._powers.busy_w else _FIRST_READ_S):
+                self._look()
+            return self._devices * self._powers.busy_w * seconds
 
     def _look(self) -> None:
         """Learn from what was used since the last look, and count what of it was not used in steps."""

@@ -72,6 +72,23 @@ def test_steps_that_end_are_never_late_however_many_run(watched: Watched) -> Non
         watched.watch.ends(number)
 
 
+def test_no_plans_are_compared_where_another_thread_may_end_one(watched: Watched) -> None:
+    """The thread of steps ends a step in its pause while another thread ends the step before."""
+
+    class Plan(StepPlan):
+        def __eq__(self, other: object) -> bool:
+            watched.watch.ends(1)
+            return self is other
+
+        __hash__ = None
+
+    for number in (1, 2):
+        watched.watch.begins(Plan(number))
+    watched.watch.ends(2)
+    watched.watch.ends(1)
+    assert not watched.watch.is_busy
+
+
 def test_without_a_step_nothing_is_late(watched: Watched) -> None:
     assert watched.passes(10 * LEAST_S) == 0
 

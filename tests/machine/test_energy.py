@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,25 @@ def test_an_even_load_is_told_something(share: float) -> None:
         told += meter.step(share)
         at_first = told if look < 20 else at_first
     assert told - at_first == pytest.approx(share * meter.joules / 2, rel=0.01)
+
+
+def test_a_step_that_ends_beside_another_is_counted() -> None:
+    """A step in a pause ends on the thread of steps while another thread reads the result of a step."""
+    device = Device()
+    meter = device.meter()
+    beside = threading.Thread(target=lambda: meter.step(1.0))
+
+    class Seconds(float):
+        def __radd__(self, so_far: float) -> float:
+            beside.start()
+            beside.join(0.2)
+            return so_far + float(self)
+
+    meter.step(Seconds(1.0))
+    beside.join()
+    device.passes(3.0, STEP_W)
+    meter.step(1.0)
+    assert meter.rest_joules == 0.0
 
 
 def test_ranks_use_what_one_of_them_uses_each() -> None:
