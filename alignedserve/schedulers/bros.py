@@ -7,7 +7,13 @@ the next token. The order is that of the policy (scheduling/orders.py).
 from __future__ import annotations
 
 from alignedserve.schedulers.aligned import Aligned
+from alignedserve.schedulers.scheduler import NO_LIMIT
+from alignedserve.scheduling.policy import Policy
 
 
 class Bros(Aligned):
     """Algorithm 1: "meet the latency SLOs of each RT request while maximizing the throughput of BE requests" (§4)."""
+
+    def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
+        super().__init__(policy, most)
+        self.makes_pauses = False  # these are ours: its steps run whole

@@ -17,7 +17,7 @@ from alignedserve.lab.fuzzing.scenario import Ask, AskedVector, Scenario
 from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room, SchedulerName
 from alignedserve.simulator.machines.faults import Skew
 
-_MAKE_PAUSES = SchedulerName.ALIGNED, SchedulerName.BEST_FIT, SchedulerName.BROS
+_MAKE_PAUSES = SchedulerName.ALIGNED, SchedulerName.BEST_FIT
 _MOST_WORKERS, _MOST_NODES = 4, 3
 _AHEAD_S, _APART_S = 4 * 3600.0, 3 * 3600.0
 _BY_ARRIVAL = (

@@ -86,6 +86,18 @@ def kv_writes(tree: ast.AST) -> list[int]:
     return [target.lineno for target in targets if isinstance(target, ast.Attribute) and target.attr == "kv"]
 
 
+def idle_texts(tree: ast.AST) -> list[int]:
+    """Return the lines of texts that stand alone and are no docstrings, as nothing stands before a docstring."""
+    bodies = (node.body for node in ast.walk(tree) if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.Module)))
+    texts = (of.value for body in bodies for of in body[1:] if isinstance(of, ast.Expr))
+    return [text.lineno for text in texts if isinstance(text, ast.Constant) and isinstance(text.value, str)]
+
+
+def test_nothing_stands_before_a_docstring() -> None:
+    wrong = {name: idle_texts(ast.parse(path.read_text(encoding="utf-8"))) for name, path in modules().items()}
+    assert {name: lines for name, lines in wrong.items() if lines} == {}
+
+
 def test_only_memory_writes_the_blocks_of_requests() -> None:
     product = {name: path for name, path in modules().items() if not name.startswith(LAB)}
     others = [path for path in product.values() if WRITES_KV not in path.as_posix()]

@@ -7,13 +7,15 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.config.config import of_preset
-from alignedserve.core import KvForm
+from alignedserve.core import KvForm, WorkerLimits
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.schedulers.alise import Alise
 from alignedserve.schedulers.fcfs import AlignedServePaper, DecodesFirst, PromptsFirst
 from alignedserve.schedulers.in_order import InOrder
 from alignedserve.schedulers.table import SCHEDULERS, scheduler_of
 from alignedserve.schedulers.wrapping import WholePrompts
 from alignedserve.scheduling.policy import RULES, Chunking, Policy, Room, SchedulerName
+from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.view import StepView
 from tests.worker.step.test_selection import chat, document, moment, ran, seating, waits
 
@@ -49,6 +51,18 @@ ROUND = Policy(SchedulerName.ROUND_ROBIN, chunking=Chunking.FIXED)
 )
 def test_each_preset_has_its_scheduler(preset: str, name: str) -> None:
     assert type(scheduler_of(of_preset(preset, {}).policy, 8)).__name__ == name
+
+
+@pytest.mark.parametrize("layers", [0, 24])
+def test_only_our_own_schedulers_pause_their_steps(layers: int) -> None:
+    """A rival's preset is to run what its paper has."""
+    limits = WorkerLimits(num_blocks=64, block_size=4, page_size=8, max_step_tokens=64, max_batch=8)
+    cores = {
+        name: decode_core(WorkerSetup(limits, of_preset(name, {}).policy, layers=layers))
+        for name in ("aligned", "aligned-multi-resource", "bros", "bros-plain", "fcfs")
+    }
+    pause = [name for name, core in cores.items() if core.memory.context(0.0).pauses]
+    assert pause == (["aligned", "aligned-multi-resource"] if layers else [])
 
 
 @pytest.mark.parametrize("name", [name for name, rules in RULES.items() if not rules.fills and rules.own])

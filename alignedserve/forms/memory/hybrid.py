@@ -66,9 +66,9 @@ class HybridSeating(PackedSeating):
 
 
 class WeighedMemory(PlainMemory):
-    runs_amid = False
-
     """Keeps requests as KV or as hidden vectors; answers follow from what `_begin` noted at that moment."""
+
+    runs_amid = False
 
     def __init__(self, pace: Pace, steps: StepsInFlight, here: Requests, pool: PoolLink, scheduler: Scheduler) -> None:
         super().__init__(pace, steps, here, pool, scheduler)
