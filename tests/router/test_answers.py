@@ -118,6 +118,20 @@ class TestHowLongOutputsGet:
         assert at_first < 21 * 1100
         assert later > held_then + 500, "they are expected to go on"
 
+    def test_at_a_start_whose_chats_all_go_on_there_is_no_room_for_one_more(self) -> None:
+        """Thirty chats have 300 tokens each, none has ended, and 24,500 of 35,000 tokens of memory are held."""
+        found = ahead()
+        for number in range(30):
+            found.put(ON, chat(f"c{number}", prompt=500, most=4000), decodes=True, now=0.0)
+        new = chat("new", prompt=500, most=4000)
+        assert found.shortage(new, {ON: 1.0}, 35_000, 10 * STEP_S).tokens < 0, "they may be short ones"
+        assert found.shortage(new, {ON: 1.0}, 35_000, 300 * STEP_S).tokens > 0, "they are expected to go on"
+
+    def test_without_an_end_they_are_not_expected_to_go_on_for_ever(self) -> None:
+        """On average for 16 times as many tokens as the longest has, however many go on."""
+        ends = OutputLengths(256).ends([300.0] * 1000, 1.0)
+        assert ends.before(17 * 300) - ends.before(300) == pytest.approx(1.0, rel=0.01)
+
     def test_short_ones_free_their_memory_soon(self) -> None:
         found = ahead(*[100] * 200)
         for number in range(20):
