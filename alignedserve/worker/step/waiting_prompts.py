@@ -158,8 +158,9 @@ class WaitingPrompts:
         # Requests in the order of arrival, each with the number of tokens that was counted: the known beginning may
         # change.
         self._all: OrderedDict[WorkerRequest, int] = OrderedDict()
-        self.real_time: OrderedDict[WorkerRequest, None] = OrderedDict()  # in the order of arrival
-        self.best_effort: OrderedDict[WorkerRequest, None] = OrderedDict()
+        self._real_time: OrderedDict[WorkerRequest, None] = OrderedDict()  # in the order of arrival
+        self._best_effort: OrderedDict[WorkerRequest, None] = OrderedDict()
+        self._in_place = True  # whether that order holds: a prompt that changes its class comes to the end at first
         self._again: dict[WorkerRequest, None] = {}  # had a seat before, and go before others of the same class
         self.fetched: dict[WorkerRequest, None] = {}  # requests with pages in the pool, which are copied with the seat
         self.callers: Counter[str] = Counter()  # of real-time prompts, also of yielding ones (caller_shares.py)
@@ -190,10 +191,28 @@ class WaitingPrompts:
     def come_first(self) -> bool:
         """Return whether a prompt waits that comes before best-effort requests of the pool: of a chat, or of a request
         that had a seat before."""
-        return bool(self.real_time or self._again)
+        return bool(self._real_time or self._again)
+
+    @property
+    def real_time(self) -> OrderedDict[WorkerRequest, None]:
+        """Return the real-time prompts in the order of arrival."""
+        self._put_in_place()
+        return self._real_time
+
+    @property
+    def best_effort(self) -> OrderedDict[WorkerRequest, None]:
+        """Return the best-effort prompts in the order of arrival."""
+        self._put_in_place()
+        return self._best_effort
 
     def _alone(self, running: WorkerRequest) -> OrderedDict[WorkerRequest, None]:
-        return self.real_time if running.promise.is_rt else self.best_effort
+        return self._real_time if running.promise.is_rt else self._best_effort
+
+    def _put_in_place(self) -> None:
+        if not self._in_place:
+            self._in_place = True
+            for running in self._all:
+                self._alone(running).move_to_end(running)
 
     def add(self, running: WorkerRequest) -> None:
         running.look_again()
@@ -256,7 +275,7 @@ class WaitingPrompts:
         self._take_out(running)
 
     def set_promise(self, running: WorkerRequest, promise: Promise) -> None:
-        """Give a request another promise. A prompt that waits here keeps its place among those of its class."""
+        """Give a request another promise. A prompt that waits here keeps its place by arrival, whatever its class."""
         tokens = self._all.get(running)
         if tokens is None:
             running.promise = promise
@@ -266,8 +285,7 @@ class WaitingPrompts:
         running.promise = promise
         self._count(running, tokens)
         self._alone(running)[running] = None
-        if running in self._again:
-            self._alone(running).move_to_end(running, last=False)
+        self._in_place = False
         self.refile(running)
 
     def refile(self, running: WorkerRequest) -> None:

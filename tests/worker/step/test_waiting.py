@@ -87,13 +87,14 @@ def test_a_caller_waits_for_nothing_once_its_chats_have_seats() -> None:
     assert not waiting.callers
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
 def test_a_prompt_keeps_its_place_while_its_promise_changes(number: int) -> None:
     """A request that had been put back was served after all others of its key once it had yielded to another key."""
-    waiting, prompts = WaitingPrompts(BY_ARRIVAL), [chat(name, 0.8) for name in ("put back", "first", "second")]
-    for prompt in prompts[1:]:
+    waiting, prompts = WaitingPrompts(BY_ARRIVAL), [chat(name, 0.8) for name in ("put back", "again", "first", "next")]
+    for prompt in prompts[2:]:
         waiting.add(prompt)
-    waiting.add_first(prompts[0])
+    for prompt in reversed(prompts[:2]):
+        waiting.add_first(prompt)
     kept, was_first = prompts[number].promise, waiting.come_first
     assert isinstance(kept, TokenPromise)
     for new in (Yielding(kept), kept):
@@ -102,9 +103,24 @@ def test_a_prompt_keeps_its_place_while_its_promise_changes(number: int) -> None
         assert [*waiting] == prompts
         assert [running for _, running in waiting.in_order(NOW, TIMES.most_s)] == prompts
         assert waiting.come_first is was_first
-        num_rt = sum(prompt.promise.is_rt for prompt in prompts)
-        assert (len(waiting.real_time), len(waiting.best_effort)) == (num_rt, 3 - num_rt)
-    assert (number > 0) or [*waiting.real_time] == prompts
+        assert [*waiting.real_time] == [prompt for prompt in prompts if prompt.promise.is_rt]
+        assert [*waiting.best_effort] == [prompt for prompt in prompts if not prompt.promise.is_rt]
+
+
+@pytest.mark.parametrize("in_between", [False, True])
+def test_prompts_that_yield_stand_among_documents_by_arrival(in_between: bool) -> None:
+    waiting = WaitingPrompts(BY_ARRIVAL)
+    prompts = [each for at in range(3) for each in (chat(f"chat {at}", 0.8), document(f"document {at}"))]
+    for prompt in prompts:
+        waiting.add(prompt)
+    for prompt in (prompts[4], prompts[0]):
+        assert isinstance(prompt.promise, TokenPromise)
+        waiting.set_promise(prompt, Yielding(prompt.promise))
+        if in_between:
+            assert prompt in waiting.best_effort
+    assert [*waiting.real_time] == [prompts[2]]
+    waiting.remove(prompts[1])
+    assert [*waiting.best_effort] == [prompts[0], *prompts[3:]]
 
 
 def test_callers_that_have_gone_leave_nothing() -> None:
