@@ -1,6 +1,6 @@
-"""Pauses of a step with documents' prompts, in which chats' prompts run that came since the step began.
+"""Pauses of a step with documents, in which chats' prompts run that came since the step began.
 
-    step N  a chunk of a document, decodes ──▶ │ pause            │ ──▶ ends
+    step N  documents, and chats' decodes ───▶ │ pause            │ ──▶ ends
                     a chat comes ──────────────▶ step M: its prompt ──▶ its first token
 
 A CPU's engine can stop between two layers, and go on (engine/in_order.py). So the chat waits for one layer, and runs

@@ -41,7 +41,7 @@ Change: TypeAlias = tuple[WorkerRequest | None, PreemptionCause | None]
 
 class PlainMemory:
     decodes = True  # whether requests go on here after their prompts
-    runs_amid = True  # whether a step may run in a pause of another: no order for the device comes before a step
+    runs_amid = True  # whether a step may run in a pause of another, as the device has nothing else to do for it first
     copies_beside: bool  # whether copies from the pool go on beside steps; DecodeCore says so
 
     def __init__(self, pace: Pace, steps: StepsInFlight, here: Requests, pool: PoolLink, scheduler: Scheduler) -> None:
