@@ -9,7 +9,7 @@ input in N + 1 the token that N samples. A request that must end with that token
 have ended, its result in N + 1 is dropped, and its blocks are free when N + 1 has ended. If the host has a say in a
 request's next token (penalties, a grammar: all with a History), the request sits out one step.
 
-All else (documents' prompts, requests that join or leave) is decided with no step in flight: then the device waits once.
+All else (prompts of documents, requests that join or leave) is decided with no step in flight: the device waits once.
 Prompts of chats need not wait on a CPU, where the step in flight can pause for them (pausing.py).
 """
 
