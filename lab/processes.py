@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from itertools import islice
-from multiprocessing.context import SpawnContext, SpawnProcess
-from threading import Thread
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from traceback import format_exc
 from types import ModuleType
-from typing import TypeVar
+from typing import Generic, NoReturn, TypeAlias, TypeVar, cast
 
 from alignedserve.errors import ProcessLost
 from alignedserve.machine.one_thread import one_compute_thread
@@ -23,17 +21,25 @@ from alignedserve.machine.resources import usable_cores
 T = TypeVar("T")
 R = TypeVar("R")
 
+_SPAWN = get_context("spawn")
+
 
 def one_for_each_core() -> int:
     return max(1, round(usable_cores()))
 
 
 class Processes:
-    """Processes that start when there is work for them. Where there may be one alone, this process does the work."""
+    """Processes at the ends of pipes: they share no queue and no lock, so one that is killed holds up nobody.
+
+    They ignore Ctrl-C: a terminal sends it to all of them, and this process ends the others. A process whose parent
+    is gone ends when it has computed what it was given. Where there may be one alone, this process does the work.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._pool = ProcessPoolExecutor(most, _Context(), _end_with_parent) if most > 1 else None
+        self._started: list[SpawnProcess] = []
+        self._idle: list[Connection] = []
+        self._busy: dict[Connection, int] = {}  # with the number of its item
 
     def as_done(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         """Yield the function's results as they come."""
@@ -50,77 +56,134 @@ class Processes:
                 wanted += 1
 
     def end(self) -> None:
-        if self._pool is None:
-            return
-        for process in [*(self._pool._processes or {}).values()]:  # Python 3.14 has `kill_workers`
+        for process in self._started:
             process.kill()  # it holds nothing that others need
-        self._pool.shutdown(cancel_futures=True)
+        for process in self._started:
+            process.join()
 
     def _results(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[int, R]]:
         """Yield each result with the number of its item."""
-        numbered, begun = enumerate(items), dict[Future[R], int]()
-        if self._pool is None:
-            yield from ((number, function(item)) for number, item in numbered)
+        if self._most == 1:
+            yield from ((number, function(item)) for number, item in enumerate(items))
             return
-        try:
-            while True:
-                for number, item in islice(numbered, self._most - len(begun)):
-                    begun[self._pool.submit(function, item)] = number
-                if not begun:
-                    return
-                for done in wait(begun, return_when=FIRST_COMPLETED).done:
-                    yield begun.pop(done), done.result()
-        except BrokenProcessPool as broken:
-            if broken.__cause__ is not None:  # an error that cannot be read here: the cause tells of it
-                raise
-            why = "a process that shared the work was killed, perhaps since memory ran out: try fewer jobs"
-            raise ProcessLost(why) from None
+        assert not self._busy, "the results of the last call are all taken"
+        left = enumerate(items)
+        self._hand_out(function, left)
+        while self._busy:
+            for pipe in _ready(self._busy):
+                with _telling_of_losses():
+                    answer: _Answer[R] = pipe.recv()
+                number = self._busy.pop(pipe)
+                self._idle.append(pipe)
+                self._hand_out(function, left)
+                yield number, answer.result()
+
+    def _hand_out(self, function: Callable[[T], R], left: Iterator[tuple[int, T]]) -> None:
+        while self._idle or len(self._started) < self._most:
+            if (numbered := next(left, None)) is None:
+                return
+            number, item = numbered
+            pipe = self._idle.pop() if self._idle else self._start()
+            with _telling_of_losses():
+                pipe.send((function, item))
+            self._busy[pipe] = number
+
+    def _start(self) -> Connection:
+        ours, theirs = _SPAWN.Pipe()
+        process = _SPAWN.Process(target=_compute, args=(theirs,), daemon=True)
+        with _inherited():
+            process.start()
+            self._started.append(process)
+        theirs.close()  # the pipe ends with the process
+        return ours
 
 
 @contextmanager
 def processes(most: int | None = None) -> Iterator[Processes]:
-    """Give at most `most` processes, or one for each core, and end them with the block, whatever they compute then.
+    """Give at most `most` processes, or one for each core, which start when there is work for them, and end them with
+    the block.
 
     Each computes in one thread: a second one would only take a core from another process.
     """
-    with one_compute_thread():
-        started = Processes(most or one_for_each_core())
-        try:
+    most = most or one_for_each_core()
+    if most > 1:
+        resource_tracker.ensure_running()  # it would let Ctrl-C through again where a process starts it
+    started = Processes(most)
+    try:
+        with one_compute_thread():
             yield started
-        finally:
-            started.end()
+    finally:
+        started.end()
 
 
-class _Process(SpawnProcess):
-    """Ignores Ctrl-C, and does not run the caller's script again.
+@contextmanager
+def _inherited() -> Iterator[None]:
+    """Let a process that starts here ignore Ctrl-C, and not run the caller's script again.
 
-    A terminal sends Ctrl-C to all processes, and the caller's ends the others. A new process runs the file of
-    `__main__`, so that it knows what is defined there: a script that has no guard against that would start its work
-    again. What is computed here is defined in modules.
+    A new process runs the file of `__main__`, so that it knows what is defined there: a script that has no guard
+    against that would start its work again. What is computed here is defined in modules.
     """
-
-    def start(self) -> None:
-        heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        script = sys.modules["__main__"]
-        try:
-            sys.modules["__main__"] = ModuleType("__main__")
-            super().start()
-        finally:
-            sys.modules["__main__"] = script
-            signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    script = sys.modules["__main__"]
+    try:
+        sys.modules["__main__"] = ModuleType("__main__")
+        yield
+    finally:
+        sys.modules["__main__"] = script
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
 
 
-class _Context(SpawnContext):
-    Process = _Process
+def _ready(pipes: Iterable[Connection]) -> list[Connection]:
+    return cast(list[Connection], wait(list(pipes)))
 
 
-def _end_with_parent() -> None:
-    """End this process as soon as the command is gone."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+@contextmanager
+def _telling_of_losses() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, ConnectionError):
+        why = "a process that shared the work was killed, perhaps since memory ran out: try fewer jobs"
+        raise ProcessLost(why) from None
 
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
 
-    Thread(target=watch, name="parent-watch", daemon=True).start()
+# --- In each process
+
+
+def _compute(pipe: Connection) -> None:
+    """Compute what comes, until the command is gone."""
+    with suppress(EOFError, ConnectionError):
+        while True:
+            function, item = pipe.recv()
+            pipe.send(_computed(function, item))
+
+
+def _computed(function: Callable[[T], R], item: T) -> _Answer[R]:
+    try:
+        value = function(item)
+    except Exception as error:
+        return _Raised(error, format_exc())
+    return _Computed(value)
+
+
+@dataclass(frozen=True)
+class _Computed(Generic[R]):
+    value: R
+
+    def result(self) -> R:
+        return self.value
+
+
+@dataclass(frozen=True)
+class _Raised:
+    error: Exception
+    traceback: str
+
+    def result(self) -> NoReturn:
+        raise self.error from _InTheProcess(self.traceback)
+
+
+class _InTheProcess(Exception):
+    """Shows where in the process the error was raised."""
+
+
+_Answer: TypeAlias = _Computed[R] | _Raised

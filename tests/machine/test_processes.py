@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures.process import BrokenProcessPool
 from itertools import count, islice
 from pathlib import Path
 
@@ -105,9 +104,8 @@ def odd(_: int) -> None:
 
 
 def test_an_error_that_cannot_be_read_is_not_taken_for_lack_of_memory() -> None:
-    with pytest.raises(BrokenProcessPool) as broken, processes(2) as shared:
+    with pytest.raises(TypeError, match="missing 1 required positional argument"), processes(2) as shared:
         [*shared.as_done(odd, [1])]
-    assert "missing 1 required positional argument" in str(broken.value.__cause__)
 
 
 def test_no_process_outlives_a_command_that_is_killed() -> None:

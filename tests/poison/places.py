@@ -144,7 +144,7 @@ PLACES = (
     Place("owner: its end", "alignedserve.owner.core:OwnerCore._ended", ends="gateway"),
     # The job runner
     Place("line", "alignedserve.jobs.actor:read_checked_line", "line", ends="jobs"),
-    Place("line's requests", "alignedserve.jobs.answering:Answering._make_requests", "line", ends="jobs"),
+    Place("line's requests", "alignedserve.jobs.answering:Answering._read", "line", ends="jobs"),
     Place("line's result", "alignedserve.jobs.actor:answered_line", "line", ends="jobs"),
     _core("line's owner: Tokens", _OWNER, "jobs", "Tokens", body="line"),
 )  # fmt: skip
