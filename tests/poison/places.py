@@ -89,7 +89,7 @@ _REWRITING = "alignedserve.kvpool.memory.rewriting:Rewriting"
 
 PLACES = (
     # A gateway, before the request has an id, and as its answer comes
-    Place("body", f"{_G}.exchanges:parse_body", "chat", ends="gateway"),
+    Place("body", f"{_G}.starting:parse_body", "chat", ends="gateway"),
     Place("template", "alignedserve.text.text_model:TextModel.chat_ids", "chat", ends="gateway"),
     Place("tokeniser", "alignedserve.text.text_model:TextModel.prompt_ids", "text", ends="gateway"),
     Place("making", f"{_G}.starting:make_requests", ends="gateway"),

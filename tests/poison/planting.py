@@ -29,7 +29,7 @@ from tests.poison.places import PLACES, Place
 
 STEP_S = 5.0  # the limit of a step, and of a copy, where it is not known what they take
 _ANSWERS = ContextVar("answers", default=False)  # whether this task of a gateway answers the armed request
-_ENTRIES = ("alignedserve.gateway.exchanges:parse_body", "alignedserve.owner.shell:Owner.open")
+_ENTRIES = ("alignedserve.gateway.starting:parse_body", "alignedserve.owner.shell:Owner.open")
 _LIMITS = {
     "alignedserve.executor.worker_process": ("UNKNOWN_S",),
     "alignedserve.executor.work_watch": ("ON_GPU_S",),
