@@ -55,7 +55,7 @@ class PartMetrics:
         members = [] if self._members is None else [*self._members()]
         for one in members:
             for other in members:
-                if one.role is Role.PREFILL and other.role is Role.DECODE:
+                if one.kind is Role.PREFILL and other.kind is Role.DECODE:
                     road = road_between(one, other)
                     if road is not Road.HOST or one.node == other.node:
                         ends = label("prefill", one.name), label("decode", other.name), label("road", road.value)

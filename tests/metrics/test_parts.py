@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 from dataclasses import replace
 
+import pytest
+
 from alignedserve.config.choices import MetricsPrefix
 from alignedserve.core import PreemptionCause, Role, ServiceClass, Usage
 from alignedserve.metrics.exposition import merge
@@ -105,18 +107,21 @@ def test_what_ran_together_in_a_worker_s_steps_is_counted() -> None:
     assert shown(metrics, f"decode_steps_grouped_total{{{of_worker}}}") == 6
 
 
-def test_the_road_of_each_pair_is_named() -> None:
+@pytest.mark.parametrize("lends", [False, True])
+def test_the_road_of_each_pair_is_named(lends: bool) -> None:
     near, far = (Endpoint("10.0.0.1:1", gpu, frozenset({"c"} if gpu == "a" else ())).pack() for gpu in "ab")
+    role = Role.DECODE if lends else Role.PREFILL
     members = [
-        Member("prefill-0", Role.PREFILL, "n0", 1, "", near),
-        Member("prefill-1", Role.PREFILL, "n0", 1, "", far),
-        Member("prefill-2", Role.PREFILL, "n1", 1, "", near),
+        Member("prefill-0", role, "n0", 1, "", near, lends=lends),
+        Member("prefill-1", role, "n0", 1, "", far, lends=lends),
+        Member("prefill-2", role, "n1", 1, "", near, lends=lends),
         Member("decode-0", Role.DECODE, "n0", 1, "", Endpoint("10.0.0.1:1", "c", frozenset("ab")).pack()),
     ]
     metrics = PartMetrics(members=lambda: members)
     assert shown(metrics, 'kv_road{decode="decode-0",prefill="prefill-0",road="ipc"}') == 1
     assert shown(metrics, 'kv_road{decode="decode-0",prefill="prefill-1",road="host"}') == 1
     assert "prefill-2" not in text_of(metrics), "no road leads from another node"
+    assert 'decode="prefill-' not in text_of(metrics), "a prefill worker that decodes too stands at its own end"
 
 
 def test_failures_of_policies_of_one_s_own_are_counted() -> None:
