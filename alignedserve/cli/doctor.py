@@ -297,12 +297,13 @@ def _try_torch() -> FoundTorch | str:
 
 
 def _transports(tried: FoundTorch) -> Finding:
-    """Return how KV can go from worker to worker, and the road of each pair of GPUs."""
+    """Return how KV can go from worker to worker, and the direct road of each pair of GPUs."""
     if tried.sends and tried.gpus:
         pairs = [(first, second) for second in range(len(tried.gpus)) for first in range(second)]
         apart = {(first, second) for first, second in tried.apart}
         roads = (f"GPUs {a} and {b} {'host' if (a, b) in apart else 'ipc'}" for a, b in pairs)
-        return Finding("transports", Presence.FOUND, "; ".join(["auto takes ipc on one GPU", *roads]))
+        auto = "auto takes host with schedule.helps, as by default, and without it ipc on one GPU"
+        return Finding("transports", Presence.FOUND, "; ".join([auto, *roads]))
     if tried.sends:
         what = "host, which auto takes; collective and ipc where asked for"
         return Finding("transports", Presence.FOUND, what)
