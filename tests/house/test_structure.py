@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 from alignedserve import LAB
 from draw_folders import PAGE, Graph, folders_and_imports, imports, modules, page
+from measure_house import HERE, House
 
 
 @cache
@@ -143,3 +147,68 @@ def test_only_a_memory_has_blocks_written() -> None:
 
 def test_a_write_of_blocks_is_seen() -> None:
     assert kv_writes(ast.parse("a.kv = b\nx = a.kv\na.kv, c = d\na.kv += e\nkv = a")) == [1, 3, 4]
+
+
+# What a request passes. Mechanisms of little use plug in (forms/): few of these files may know them.
+_IN_PACKAGE = "cost engine executor protocol scheduling schedulers transport worker".split()
+SERVING = (
+    "alignedserve/core.py",
+    *(f"alignedserve/{part}" for part in _IN_PACKAGE),
+    *"router prefill_worker decode_worker kvpool kernels".split(),
+)
+MOST_KNOWING = 3
+# Words that only those have who know the mechanism.
+MECHANISMS = {
+    "two-ended blocks": r"from_right|right end|bidirectional|BIDIRECTIONAL|Shared(Memory|Blocks|Seating|Pairs)"
+    r"|[Tt]wo.?[Ee]nded|CopySlots|SlotCopies|Checkpoints\b|\.checkpoints\b|\bsaved[:=(]|num_places"
+    r"|two requests (may )?(share|be in)",
+    "hidden vectors": r"CacheKind|half_blocks|ProjectKv|[Hh]idden vector|Hidden(Form|Attention|Pairs|Vectors)"
+    r"|[Hh]ybrid|HYBRID|\.is_hidden|num_hidden\b|hidden_(token|slots)|keeps_hidden"
+    r"|(check|write|read|with|add|not)_hidden|WeighedMemory",
+    "int8 pages of the pool": r"KV_INT8|kv_int8|Int8(Pages|Layout)|[Cc]ompress(Page|ion|or\b|ible)",
+    "prefetch to prefill workers": r"Prefetch|prefetch|Evict\b",
+}
+
+
+def knowing(words: str, folders: Iterable[str]) -> list[Path]:
+    """Return the files among these, or in these folders, that have such words."""
+    files = [path for name in folders for path in House(HERE).files(name) or [HERE / name] if path.suffix != ".sh"]
+    return [path for path in files if re.search(words, path.read_text(encoding="utf-8"))]
+
+
+def test_few_files_know_a_mechanism_that_plugs_in() -> None:
+    for name, words in MECHANISMS.items():
+        folders = [folder for folder in SERVING if (folder, name) != ("kernels", "prefetch to prefill workers")]
+        assert len(found := knowing(words, folders)) <= MOST_KNOWING, (name, found)
+        assert knowing(words, ["alignedserve/forms"]), f"words of {name}"
+
+
+def writers_of(fields: set[str], home: str, sources: dict[str, str]) -> dict[str, set[str]]:
+    """Return the files that assign to such an attribute of anything, in `home` or of anything but `self` elsewhere."""
+    found = defaultdict[str, set[str]](set)
+    for name, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in fields):
+                continue
+            if name == home or ast.unparse(node.value) != "self":
+                found[node.attr].add(name)
+    return found
+
+
+def test_one_module_writes_a_field_of_a_request() -> None:
+    """A growing list is not seen."""
+    parts = "alignedserve/worker alignedserve/schedulers alignedserve/forms decode_worker prefill_worker".split()
+    files = [path for part in parts for path in House(HERE).files(part) if path.suffix == ".py"]
+    sources = {path.relative_to(HERE).as_posix(): path.read_text(encoding="utf-8") for path in files}
+    home = "alignedserve/worker/step/request.py"
+    [request] = [node for node in ast.parse(sources[home]).body if getattr(node, "name", "") == "WorkerRequest"]
+    lines = request.body if isinstance(request, ast.ClassDef) else []
+    fields = {ast.unparse(line.target) for line in lines if isinstance(line, ast.AnnAssign)}
+    assert len(fields) > 20
+    written = writers_of(fields, home, sources)
+    assert {field: names for field, names in written.items() if len(names) > 1} == {}
+
+
+def test_a_second_writer_of_a_field_is_seen() -> None:
+    sources = {"home": "self.state = 1", "a": "of.state += 1", "b": "self.state = of.state"}
+    assert writers_of({"state"}, "home", sources) == {"state": {"home", "a"}}
