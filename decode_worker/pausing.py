@@ -34,7 +34,8 @@ class Pauses(WorkerPart):
         self._ends_at = now + selection.predicted_s
         prompts = [prompt.promise.is_rt for prompt in map(self._here.running_of, selection.chunks)]
         has_documents = bool(prompts) or not all(running.promise.is_rt for running in selection.decodes)
-        self._steps.takes_amid = has_documents and not any(prompts)
+        if has_documents and not any(prompts):
+            self._steps.open_to_pauses()
         self._num_left = MOST_PAUSES
 
     def pauses_for(self, seconds: float) -> None:

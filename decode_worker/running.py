@@ -405,7 +405,7 @@ class StepEnd(WorkerPart):
         In a pause the memory had to do for both steps; by itself, the smaller one may fit."""
         self._steps.fail()
         if paused is not None:
-            self._steps.takes_amid = False
+            self._steps.close_to_pauses()
             self._pace.room.shrink(paused.num_tokens + plan.num_tokens)
             return []
         alone = self._here.find(plan.parts[0].request) if len(plan.parts) == 1 else None

@@ -99,7 +99,7 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
     return (
         core.offering.ask_pending,
         core.seats.seat_all,
-        core.stepping.plan,
+        core.stepping.plan,  # also a step for a pause of the running one (pausing.py)
         core.keep_answers,
         core.writing.keep_prompts,
         core.pages.write_ahead,

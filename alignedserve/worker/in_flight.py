@@ -41,7 +41,7 @@ class StepsInFlight:
         self._shape = EMPTY  # of the step that runs
         self._next: tuple[StepPlan, Shape] | None = None
         self._amid: tuple[StepPlan, Shape] | None = None  # in a pause of the step that runs
-        self.takes_amid = False  # whether the running step may pause
+        self.takes_amid = False  # whether the running step may pause (open_to_pauses)
         self._paused_s = 0.0  # pauses of the running step so far
         self._goes_on = False  # whether the running step was planned while the one before it ran
         self._void = 0  # number of the step that was planned after a failed step
@@ -83,7 +83,7 @@ class StepsInFlight:
     def begin(
         self, chunks: tuple[Chunk, ...], decodes: tuple[Decode, ...], shape: Shape, predicted_s: float
     ) -> StepPlan:
-        """Return the plan of the next step."""
+        """Return the plan of the next step. The running step pauses no more."""
         self.number += 1
         plan, self.takes_amid = StepPlan(self.number, chunks, decodes, predicted_s), False
         if self.running is None:
@@ -91,6 +91,13 @@ class StepsInFlight:
         else:
             self._next = plan, shape
         return plan
+
+    def open_to_pauses(self) -> None:
+        self.takes_amid = True
+
+    def close_to_pauses(self) -> None:
+        """Let the running step pause no more; a pause that has been ordered still comes."""
+        self.takes_amid = False
 
     def begin_amid(self, chunks: tuple[Chunk, ...], shape: Shape, predicted_s: float) -> StepPlan:
         """Return the plan of a step for a pause of the running step."""

@@ -123,7 +123,7 @@ class PlainMemory:
         """Free blocks that no step writes to. While one runs, a copy of them may be ordered behind that step: no step
         in a pause may take them."""
         self.blocks.give(blocks)
-        self.steps.takes_amid = False
+        self.steps.close_to_pauses()
         self.is_stuck = self.is_crowded = False
 
     def leave(self, blocks: tuple[int, ...]) -> None:
@@ -150,9 +150,13 @@ class PlainMemory:
         self.release(running)
         lose_kv(running)
 
+    def take(self, count: int) -> tuple[int, ...] | None:
+        """Return `count` blocks that were free; None where fewer are."""
+        return self.blocks.take(count)
+
     def take_for(self, running: WorkerRequest, count: int) -> bool:
         """Give a request `count` more blocks, and return whether that many were free."""
-        blocks = self.blocks.take(count)
+        blocks = self.take(count)
         if blocks is not None:
             add_blocks(running, blocks)
         return blocks is not None

@@ -183,7 +183,7 @@ class IdleTrials(WorkerPart):
         """Begin the step of a trial, on blocks that come free at the end. Nothing else is learnt from a trial."""
         block_size = self._limits.block_size
         counts = trial.num_blocks(block_size)
-        blocks = self._memory.blocks.take(sum(counts))
+        blocks = self._memory.take(sum(counts))
         if blocks is None:
             return []
         chunks, decodes = trial.parts(blocks, block_size)

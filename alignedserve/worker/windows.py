@@ -91,7 +91,7 @@ class Folding:
             is_wanted = is_short or not awaits_pool(running)
             while len(folds) < MOST_FOLDS and is_wanted and self._is_due(running, self._fold):
                 old = self._old_blocks(running, self._fold.blocks)
-                if not self._is_worth(running, old, self._fold) or (into := self._memory.blocks.take(1)) is None:
+                if not self._is_worth(running, old, self._fold) or (into := self._memory.take(1)) is None:
                     break
                 fold_blocks(running, into, self._fold, self._size)
                 folds.append((*into, *old))

@@ -125,7 +125,7 @@ class Buffers(FormPart):
         left = self._memory.num_free - self._queue.blocks_for_first
         if needed > left or self.num_blocks + needed > self.most_blocks:
             return None
-        blocks = self._memory.blocks.take(needed)
+        blocks = self._memory.take(needed)
         if blocks is None:
             return None
         tokens = (entry.request.prompt + entry.output)[entry.dropped : entry.prefix]
