@@ -1,11 +1,11 @@
-"""Pauses of a step with documents, in which chats' prompts run that came since the step began.
+"""Pauses of a step with documents, in which chats' prompts run that would wait for the end of the step.
 
     step N  documents, and chats' decodes ───▶ │ pause            │ ──▶ ends
                     a chat comes ──────────────▶ step M: its prompt ──▶ its first token
 
 A CPU's engine can stop between two layers, and go on (engine/in_order.py). So the chat waits for one layer, and runs
-without the documents (ConServe, FlowPrefill). It must not cost the chats here a token in time: the pause and the rest
-of the step, by the cost model and with a margin, fit in the time that the tightest of them has.
+without the documents (ConServe, FlowPrefill). The pause must not make a token of the chats here late: the pause and
+the rest of the step, by the cost model and with a margin, fit in the time that the tightest of these chats has.
 """
 
 from __future__ import annotations

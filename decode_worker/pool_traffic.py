@@ -339,10 +339,10 @@ class PagesToWrite(WorkerPart):
     def keep_answers(self, now: float) -> list[Command]:
         """Copy answers to the pool, and free the blocks of requests that have nothing left to copy.
 
-        An answer is copied beside the steps and keeps its blocks meanwhile, also while the prompt is still written. The
-        copy comes after the next step instead, and only if it makes no chat late, where decodes may lack the blocks,
-        where answers hold much, where another request waits for blocks and copies beside steps take long, or where
-        blocks do not stay in place.
+        An answer is copied beside the steps. Its blocks stay taken meanwhile, and while the prompt is still written. In
+        four cases the copy comes after the next step instead, and only if it makes no chat late: decodes may lack the
+        blocks; answers hold much; another request waits for blocks, and copies beside steps take long; or blocks do not
+        stay in place.
         """
         here, memory, begun, commands = self._here, self._memory, list[WorkerRequest](), list[Command]()
         may_hold_blocks = memory.keeps_places and memory.num_free >= len(here.residents) and not self._hold_much

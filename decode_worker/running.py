@@ -61,7 +61,7 @@ _ANSWER = "answer"  # timer: the next step waits no longer for the pool
 
 
 class Stepping(WorkerPart):
-    """Plans a step: memory for the next tokens, the choice, and a step ahead of the one in flight."""
+    """Plans a step: memory for the next tokens, the choice, a step ahead of the one in flight, or one in its pause."""
 
     def __init__(self, worker: Worker, arrivals: Arrivals, seats: Seats, leaving: Leaving, elsewhere: FormPart) -> None:
         super().__init__(worker)
@@ -73,7 +73,7 @@ class Stepping(WorkerPart):
         self.num_ahead_steps = 0  # planned while another ran
 
     def plan(self, now: float) -> list[Command]:
-        """Plan the next step where none runs, and the step after it where possible."""
+        """Plan the next step if none runs; else a step for a pause of the running step, or the step after it."""
         if (step := self._steps.running) is not None:
             return self._plan_amid(step, now) or self._plan_ahead(step, now)
         if self._awaits_copies:
@@ -205,7 +205,7 @@ class Stepping(WorkerPart):
     # --- A step in a pause of the step in flight
 
     def _plan_amid(self, step: StepPlan, now: float) -> list[Command]:
-        """Run chats' prompts that have come since the step began in a pause of the step, where it can pause."""
+        """Run chats' waiting prompts in a pause of the running step, if that step can pause now."""
         if (most_s := self._pauses.most_s(step, now)) <= 0 or not self._seats.takes_prompts(now):
             return []
         waiting, at = self._queue.waiting, self._memory.context(now)
@@ -367,10 +367,10 @@ class StepEnd(WorkerPart):
         return released + self._holds.release_all(let_go)
 
     def _charges(self, plan: StepPlan) -> tuple[Sequence[float], float]:
-        """Return what the parts of a step are charged with, and the sum: zeros, and 1, where nobody is told.
+        """Return the charge of each part of a step, and the sum of the charges; zeros, and 1, if no owner is told.
 
-        Mostly all requests are metered, or none; but some may have left, and gateways of two versions may share a
-        worker. The same decodes are charged as in the step before for a while: a token more changes next to nothing."""
+        Usually all requests are metered, or none. But some may have left, and gateways of two versions may share a
+        worker. The charges of the same decodes are kept for some steps: a token more changes next to nothing."""
         names = [decode.request for decode in plan.decodes]
         if not plan.chunks and names == self._alike[0] and self._num_alike < MOST_ALIKE:
             self._num_alike += 1

@@ -126,7 +126,7 @@ class DecodeCore:
     def __init__(
         self, setup: WorkerSetup, scheduler: Scheduler, make_memory: MakeMemory, make_parts: MakeParts
     ) -> None:
-        """`scheduler` plans the steps; by_policy.py has the three that a policy asks for."""
+        """`scheduler` plans the steps; by_policy.py chooses scheduler, memory and parts for a policy."""
         limits = setup.limits
         self.pace, self.steps, self.log = Pace(setup), StepsInFlight(setup.look_ahead > 0), WorkerLog()
         self.pool_link = pool = PoolLink(PageWriter(limits.page_size, limits.block_size, setup.root))

@@ -2,10 +2,10 @@
 
 A worker asks for its next step, which `plan` returns for a view: the requests that may run, the prompts that wait, and
 the memory that a step may take. Little comes beside it: which prompt gets a seat where `plan` gives no seats, which
-request leaves where memory is short, whether a step may be planned while another runs, and the levels of requests where
-those of higher levels take memory. By default these are first come, first served. Of a user's scheduler `plan` and
-`leaving` are asked (custom.py). A method is given all that it needs to know of the worker: a scheduler asks no other
-part.
+request leaves where memory is short, whether a step may be planned while another runs, whether steps pause
+(`makes_pauses`) and the prompts that run in a pause (`plan_amid`), and the levels of requests where those of higher
+levels take memory. By default these are first come, first served, without pauses. Of a user's scheduler `plan` and
+`leaving` are asked (custom.py). A method is given all that it needs to know of the worker.
 
 A request with memory on a decode worker is a resident. Residents that a step leaves out keep their memory.
 """
@@ -61,8 +61,8 @@ class Scheduler(OwnPolicy):
         return step.selection
 
     def plan_amid(self, view: StepView, most_s: float) -> PlannedStep:
-        """Return a step of at most `most_s` for a pause of the step that runs, of the view's prompts, all of chats, and
-        of waiting ones. It is asked where `makes_pauses`."""
+        """Return the step that runs while the running step pauses: prompts of chats, from `view.prompts` and
+        `view.waiting`, `most_s` seconds at most. Called only if `makes_pauses`."""
         raise NotImplementedError
 
     def goes_on(self, ahead: StepAhead, at: StepContext) -> bool:

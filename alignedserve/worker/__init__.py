@@ -7,7 +7,8 @@ requests.py     The requests on a worker by their states: the one place that tak
 candidates.py   The requests that join as soon as there is room, and the batch that runs (AlignedServe §3.4).
 arriving.py     Requests that come: prompts, predicted lengths, what the pool has of prompts, the queue for seats.
 steps.py        How long waiting prompts will take, by the steps before, and trials while the worker is idle.
-in_flight.py    The ordered steps that have not ended: one, or two where a step is planned ahead.
+in_flight.py    The ordered steps that have not ended: one; or two where a step is planned ahead, or runs in a pause of
+                another.
 pace.py         How fast a worker is: the time of steps, the size of chunks, the tokens of a step; chats to come.
 memory.py       The memory of a worker's device, behind one interface: which requests get and give back blocks.
 windows.py      KV that layers with windows no longer read: given back, or folded.

@@ -141,14 +141,14 @@ class RunningBatch:
         shortest of its members ──────── width, as the pool put it together ───────▶
                      └─▶ a token a step, as all of them grow
 
-    The band is never wider than its batch was, whichever requests join: pinned chats, prompts that are handed on,
+    The band never gets wider than the batch was. Other requests join too: pinned chats, prompts that are handed on,
     requests that came while there was room for all. These guests run beside the batch, and are members only if they are
-    in the band. A band as wide as all that runs would become so wide with the first guest that every request in the
-    pool fits.
+    in the band. If the band covered all that runs, the first guest could make the band so wide that every request in
+    the pool fits.
 
-    A request that the pool finds in the band stays a member, though the members grow while the request waits for a
-    seat. Otherwise the shortest of these requests would all be guests, the band would move up and away from the waiting
-    requests, and no member would be left long before the guests end.
+    A request that the pool found in the band stays a member, even if the members have grown when the request gets a
+    seat. Otherwise the shortest of such requests would become guests, the band would move up and away from the requests
+    that wait, and no member would be left long before the guests end.
     """
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ class StepsInFlight:
         """`looks_ahead` says whether a step is planned while the step before runs."""
         self._looks_ahead = looks_ahead
         self.number = 0  # of the newest step that was ordered
-        self.newest = RanStep()  # that step, as schedulers see it
+        self.newest = RanStep()  # the newest step that was ordered, but for those in pauses; as schedulers see it
         self.running: StepPlan | None = None
         self._shape = EMPTY  # of the step that runs
         self._next: tuple[StepPlan, Shape] | None = None
@@ -107,8 +107,8 @@ class StepsInFlight:
         return plan
 
     def end(self, number: int, seconds: float = 0.0) -> Ended:
-        """Return the step that ran for these seconds. The next step runs from now on, or the step for a pause that did
-        not come."""
+        """End the step, which ran for these seconds. Then the step planned ahead runs; or the step ordered for a pause,
+        if the running step ended before the pause."""
         self._goes_on, paused, paused_s = self.has_next, None, 0.0
         if self._amid is not None and self._amid[0].number == number:
             (plan, shape), paused = self._amid, self.running

@@ -103,9 +103,9 @@ class PlainMemory:
         return max(begun, self.limits.least_held(tokens - dropped))
 
     def spare(self, blocks: tuple[int, ...]) -> None:
-        """Free blocks of a request that goes on, as `leave` does, but seat no crowded-out prompt for that.
+        """Free blocks of a request that goes on, as `leave` does, but seat no prompt where one had to leave for others.
 
-        The request will soon need as many again: the prompt waits until one of the others has ended.
+        The request will soon need as many blocks again: prompts wait until one of the others has ended.
         """
         is_crowded = self.is_crowded
         self.leave(blocks)
@@ -120,8 +120,8 @@ class PlainMemory:
         self.is_stuck = False
 
     def give(self, blocks: tuple[int, ...]) -> None:
-        """Free blocks that no step writes to. While one runs, a copy of them may be ordered behind that step: no step
-        in a pause may take them."""
+        """Free blocks that no step writes to. A copy of them may still wait for the end of the running step: no step in
+        a pause may write to them, so the running step pauses no more."""
         self.blocks.give(blocks)
         self.steps.close_to_pauses()
         self.is_stuck = self.is_crowded = False

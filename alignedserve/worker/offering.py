@@ -144,9 +144,9 @@ class Offering(WorkerPart):
         self._memory.give(departure.running.blocks)
 
     def peer_lost(self, event: MemberLost, now: float) -> list[Command]:
-        """Let requests go on here that were offered to a lost worker, but for the first that the lost worker had to
-        answer at once, and did not: this request may have ended that worker, and would end the next. The end of a
-        transfer is heard in any case."""
+        """A worker is lost: requests offered to that worker go on here. The first one that had to be answered at once
+        is given up: that request may have killed the worker, and would kill the next. Running transfers still report
+        their end."""
         self._broken_at.pop(event.member.name, None)
         lost = [departure for departure in self._unpulled if departure.to == event.member]
         first = next((departure for departure in lost if departure.goes_on_there and not departure.waits_there), None)

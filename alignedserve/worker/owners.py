@@ -51,7 +51,7 @@ class Outputs(CorePart):
         self._kept: dict[str, WorkerRequest] = {}  # in the order of first tokens, then of last tokens
         self._new: dict[str, list[Output]] = defaultdict(list)  # owner -> what the next frame carries
         self._used: dict[str, list[RequestUse]] = defaultdict(list)  # the same
-        self._left: dict[str, tuple[WorkerRequest, int]] = {}  # dropped, and the last step that may still run it
+        self._left: dict[str, tuple[WorkerRequest, int]] = {}  # dropped requests, with the last step that may run them
 
     @property
     def num_kept(self) -> int:
@@ -85,7 +85,7 @@ class Outputs(CorePart):
             self._tell_use(running)
 
     def leave_amid_step(self, running: WorkerRequest, last: int) -> None:
-        """Note that a request is dropped while a step may run it: a step up to the number `last`."""
+        """Note that a request is dropped, which the steps in flight, up to the number `last`, may still run."""
         if running.request.is_metered:
             self._left[running.request.id] = running, last
 

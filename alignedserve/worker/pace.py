@@ -201,10 +201,10 @@ class Pace:
 
 
 def _says_what_fits(chunk: Chunk, plan: StepPlan, find: Callable[[str], WorkerRequest | None]) -> bool:
-    """Return whether the size of a chunk that was cut says how large chunks are.
+    """Return whether a chunk that was cut says how large chunks are.
 
-    The last chunk of a prompt does not, nor does what real-time requests leave for a best-effort prompt: by a few
-    tokens at a time, real-time prompts would seem to take for ever.
+    A document's chunk beside chats does not: chats may leave a few tokens for each, and prompts of chats, which get
+    more, would seem to take for ever.
     """
     running = find(chunk.request)
     if running is None or running.promise.is_rt:

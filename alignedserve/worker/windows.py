@@ -66,12 +66,12 @@ class Folding:
     Nothing is written to the old blocks: what the layers that read all keep there is copied to a free block, and the
     old blocks are given back. So other requests that share the old blocks read on, new requests find them while they
     are idle, and a step in flight may still read them. Blocks are folded only where more blocks come free than are
-    taken. A beginning that others read frees none: it is folded where enough blocks behind it come free.
+    taken. Blocks that other requests read do not come free: these are folded if enough blocks behind them come free.
 
-    A prompt keeps its blocks until the first token, and until the pool has the prompt's pages if it is to get them;
-    where memory is short, nobody waits for that. A folded request that has to leave goes to the pool if the pool has
-    all folded tokens, as is usual for prompts: only the tokens after these pages are written. Otherwise the request is
-    recomputed, from what the pool has on.
+    A prompt keeps its blocks until the first token, and, unless memory is short, until the pool has all pages of the
+    prompt that are to go there. A folded request that has to leave goes to the pool if the pool has all folded tokens,
+    as is usual for prompts: only the tokens after these pages are written. Otherwise the request is recomputed, from
+    what the pool has on.
     """
 
     def __init__(self, memory: PlainMemory, here: Requests, writer: PageWriter, fold: Fold | None) -> None:
@@ -107,10 +107,10 @@ class Folding:
         return not (self._writer.is_writing(running) or self._writer.num_written(running))
 
     def _is_worth(self, running: WorkerRequest, old: tuple[int, ...], fold: Fold) -> bool:
-        """Return whether folding these blocks frees more than it takes, or else folding all that may be folded.
+        """Return whether folding these blocks, or else all that may be folded, frees more blocks than folding takes.
 
-        All are counted only when a block is full: others may read many of them for long, and each count would be in
-        vain."""
+        All are counted only when a block has become full: while other requests read many of them, a count at each token
+        would be in vain."""
         num_freed = self._memory.blocks.num_freed
         if num_freed(old) > 1:
             return True

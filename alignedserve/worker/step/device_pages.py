@@ -140,10 +140,10 @@ def findable_tokens(running: WorkerRequest) -> int:
 
 
 class NextPages:
-    """The pages that seated prompts are about to compute, or fetch: a prompt that lacks such a page next waits for it.
+    """The pages that seated prompts will compute or fetch next. Another prompt that lacks such a page waits for it.
 
-    So what several requests begin with is computed once, or copied once. No prompt waits for a page that a
-    request served later computes; a copy is there before the next step.
+    So a beginning that several requests share is computed once, or copied once. No prompt waits for a request that is
+    served later. A page that is copied is there before the next step.
     """
 
     def __init__(self, pages: DevicePages, prompts: Iterable[WorkerRequest]) -> None:

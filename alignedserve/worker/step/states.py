@@ -83,7 +83,7 @@ TRANSITIONS: Mapping[State, Mapping[State, str]] = MappingProxyType(
             State.ABANDONED: "cancelled",
             State.GONE: "sent, and goes on there",
         },
-        State.LEAVING: {State.WAITING: "no pages, or the pool was lost", State.GONE: "in the pool"},
+        State.LEAVING: {State.WAITING: "no pages, or the pool was lost", State.GONE: "in the pool, or cancelled"},
         State.KEPT: {State.GONE: "answer in the pool"},
         State.ABANDONED: {State.GONE: "copy or transfer ended"},
         State.GONE: {},
@@ -100,11 +100,11 @@ class IllegalTransition(Exception):
 
 
 def diagram() -> str:
-    """Return the table as a Mermaid state diagram, without the ends of requests that are cancelled."""
+    """Return the table as a Mermaid state diagram, without what only cancelled requests go through."""
     lines = ["stateDiagram-v2"]
     for before, after in TRANSITIONS.items():
         for state, why in after.items():
-            if why != "cancelled":
+            if why != "cancelled" and before is not State.ABANDONED:
                 start, end = ("[*]" if end in (State.NEW, State.GONE) else end.name for end in (before, state))
                 lines.append(f"    {start} --> {end}: {why}")
     return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 A scheduler opens a step with a bound of time and a budget of prompt tokens, and adds requests in the order that it
 wants; what does not fit is passed over. Only the last prompt of a step is cut. Where a prompt waits for memory, no
-later prompt takes memory before it: else a large prompt would wait for ever.
+later prompt takes memory first: else a large prompt would wait for ever.
 
 Rules that depend on the kind of a request are separate methods, which schedulers override. Here all requests are equal,
 and the first prompt of a step gets a block of tokens even where no time is left.
@@ -36,8 +36,8 @@ class StepBounds:
     def careful_s(self, at: StepContext, kind: Kind = Kind.MIXED) -> float:
         """Return the most time that a step with documents is to take, as predicted.
 
-        A step that takes longer than predicted makes every chat here late that was to be just in time; a chat that is
-        still to come seldom comes in just that step.
+        A step that takes longer than predicted makes each chat here late that had no time to spare: their bound has a
+        margin. A chat that is still to come seldom comes in just that step: that bound has none.
         """
         return min(at.careful_s(self.prompts_s, kind), self.about_s)
 
@@ -70,12 +70,12 @@ class StepBuilder:
     # --- Rules that schedulers override
 
     def may_exceed(self, prompt: WorkerRequest) -> bool:
-        """Return whether the prompt gets a block of tokens even where there is no time for it."""
+        """Return whether the prompt gets a block of tokens even where no time is left."""
         return not self.chunks
 
     @property
     def takes_after_cut(self) -> bool:
-        """Return whether the next prompt may get a block though one before it was cut."""
+        """Return whether the next prompt may get a block though an earlier prompt was cut."""
         return not self.chunks
 
     def blocks_all(self, running: WorkerRequest) -> bool:

@@ -63,7 +63,7 @@ class StepContext:
 
 
 class RanStep(NamedTuple):
-    """The newest step that a worker has ordered."""
+    """The newest step that a worker has ordered, but for those in pauses."""
 
     number: int = 0  # of steps so far
     decodes: Sequence[WorkerRequest] = ()
@@ -71,7 +71,7 @@ class RanStep(NamedTuple):
 
 
 class StepView(NamedTuple):
-    """The requests on a worker, and the memory that the next step may take."""
+    """The requests on a worker, and the memory that the next step, or one in a pause, may take."""
 
     decodes: Sequence[WorkerRequest]  # that may run
     prompts: Sequence[WorkerRequest]  # that have a seat and may run
