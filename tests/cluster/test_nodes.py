@@ -177,6 +177,8 @@ def test_the_ranks_of_a_worker_are_on_one_node_and_come_back_together(topology: 
         time.sleep(QUICK_DEATH_S)
         wanted = mixed(6, seed=8, outputs=(40, 120))
         check_greedy(wanted, served_while(deployment, wanted, lambda: nodes.kill_home(first)))
+        # the prefill worker may have answered all of them, while the ranks are still on their way
+        wait_until(lambda: None not in {nodes.home(part) for part in ranks}, BACK_S, deployment.log)
         homes = [nodes.home(part) for part in ranks]
         assert len(set(homes)) == 1
         assert homes[0] not in (first, None, nodes.home("router"))

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("msgspec", reason="what parts tell each other is msgspec's: pip install msgspec")
+
 from alignedserve.core import Role
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.protocol.commands import ReceiveKv, SendKv
