@@ -20,6 +20,7 @@ from alignedserve.worker.steps import PromptRate
 
 _COUNTS_S = 1.0  # between two messages with figures
 _REPORT_STEPS = 8  # between two reports to the router
+_WITHOUT_NEXT_TOKEN = frozenset((State.KEPT, State.ABANDONED))
 
 
 class RouterLink(WorkerPart):
@@ -30,6 +31,7 @@ class RouterLink(WorkerPart):
         super().__init__(worker)
         self._outputs, self._elsewhere, self.rate = outputs, elsewhere, PromptRate(worker)
         self._reported = 0  # the newest step when the router got a report
+        self._reported_chats = 0  # in that report
         self._told: Figures | None = None
         self._told_at = 0.0
 
@@ -88,13 +90,17 @@ class RouterLink(WorkerPart):
     # --- The load, for the router
 
     def report_load(self, now: float) -> list[Command]:
-        """Report every few steps, and when there are none."""
+        """Report every few steps, when there are none, and when the last chat has left without a step."""
         steps = self._steps.number - self._reported
-        if not steps or (self._steps.running is not None and steps < _REPORT_STEPS):
+        if self._steps.running is not None:
+            is_due = steps >= _REPORT_STEPS
+        else:
+            is_due = steps > 0 or (self._reported_chats > 0 and not self._chats())
+        if not is_due:
             return []
         self._reported = self._steps.number
-        here, gives = self._here.occupants(), self._policy.is_rt_first
-        chats = [running.promise for running in here if running.promise.is_rt]
+        here, gives, chats = self._here.occupants(), self._policy.is_rt_first, self._chats()
+        self._reported_chats = len(chats)
         report = Report(
             band=self._band(self._here.with_kv),
             free_blocks=self._memory.num_free,
@@ -104,6 +110,11 @@ class RouterLink(WorkerPart):
             given_blocks=sum(len(running.blocks) for running in here if gives and not running.promise.is_rt),
         )
         return [Send(ROUTER, report)]
+
+    def _chats(self) -> list[Promise]:
+        """Return the promises of chats whose next token is to come: of others the last lateness would stay for ever."""
+        promises = [running.promise for running in self._here.occupants() if running.state not in _WITHOUT_NEXT_TOKEN]
+        return [promise for promise in promises if promise.is_rt]
 
     def _band(self, seated: Sequence[WorkerRequest]) -> tuple[int, int] | None:
         """Return the shortest and the longest prefix of the batch that runs, or else of all requests."""

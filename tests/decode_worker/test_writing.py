@@ -42,6 +42,7 @@ from alignedserve.protocol.messages import (
     Prefix,
     Progress,
     Release,
+    Report,
     Spoiled,
     Tokens,
 )
@@ -56,6 +57,7 @@ from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, member, request, s
 PREFILL = replace(member("prefill-0"), transport="there")
 ROOT, PAGE = b"model ", LIMITS.page_size
 A, B = request("a", prompt=9, max_tokens=12), request("b", prompt=9, max_tokens=12)
+ROOMY = replace(LIMITS, num_blocks=32, max_batch=4)
 TIGHT = replace(LIMITS, num_blocks=6)  # three blocks for each request, and no block for a thirteenth token
 
 
@@ -505,3 +507,29 @@ def test_a_new_pool_has_nothing_of_what_is_here(policy: Policy) -> None:
     worker.hears(MemberLost(POOL_MEMBER))
     assert worker.core.leased_pages == ()
     assert worker.core.held["pages"] == 0
+
+
+class TestChatsThatAreReported:
+    """The router takes a share of late chats for pressure: of chats that are gone it would never end."""
+
+    def reported(self, worker: Engine) -> list[int]:
+        """Run all steps and no copy; return how many chats each report had."""
+        while steps := [command for command in worker.work if isinstance(command, RunStep)]:
+            worker.work.insert(0, worker.work.pop(worker.work.index(steps[0])))
+            worker.works()
+        return [message.num_rt for message in worker.heard(Report) if isinstance(message, Report)]
+
+    def test_are_none_where_an_answer_is_on_its_way_to_the_pool(self) -> None:
+        worker = engine(GROWING, pages=(20, 21, 22, 23), limits=ROOMY)
+        worker.until(RunStep)
+        assert self.reported(worker)[-1] == 0
+        assert worker.core.held["blocks"] > 0, "it is kept until then"
+
+    def test_are_none_when_the_last_is_cancelled_before_a_step(self) -> None:
+        worker = engine(replace(GROWING, reuse=False), pages=(), limits=ROOMY)
+        worker.until(RunStep)
+        worker.hears(said("pool-0", Batch((entry(request("c", prompt=9), 5, 6),))))
+        assert self.reported(worker)[-1] == 3, "two wait until the KV of the third is copied"
+        for name in "abc":
+            worker.hears(said(ROUTER, Cancel(name, 0)))
+        assert self.reported(worker)[-1] == 0

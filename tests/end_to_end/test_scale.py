@@ -9,6 +9,7 @@ import signal
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,9 +67,11 @@ def come_and_go(deployment: Deployment, name: str) -> None:
         bodies = [request.body | hurried for request in mixed(24, seed=33, prompts=(200, 400))]
         async with client(deployment.url) as http:
 
-            async def again(body: dict[str, object]) -> None:
+            async def again(body: dict[str, Any]) -> None:
+                prompt = body["prompt"]
                 while name not in await asyncio.to_thread(parts, deployment):
-                    (await http.post("/v1/completions", json=body)).raise_for_status()
+                    (await http.post("/v1/completions", json=body | {"prompt": prompt})).raise_for_status()
+                    prompt = (*prompt[1:], prompt[0])  # one that is not cached, so that the next chats wait for it
 
             await asyncio.wait_for(asyncio.gather(*map(again, bodies)), BACK_S)
 

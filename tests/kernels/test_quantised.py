@@ -150,7 +150,8 @@ def test_an_input_that_is_a_hundred_times_the_others_does_not_round_them_away(ke
     plain = kernels.quantised(weight, None, torch.bfloat16).wide(x) - x.float() @ weight.expanded().T
     x[:, [5, 300]] *= 100
     error = kernels.quantised(weight, None, torch.bfloat16).wide(x) - x.float() @ weight.expanded().T
-    assert float(error.norm()) < 2 * float(plain.norm())
+    of_sums = 1e-6 * x.float().abs() @ weight.expanded().abs().T  # where x is not rounded, fp32's sums alone are off
+    assert float(error.norm()) < 2 * float(plain.norm()) + float(of_sums.norm())
 
 
 @on_all_kernels
