@@ -5,6 +5,7 @@ __main__.py  `python -m alignedserve`, and the script `alignedserve`.
 core.py      The nouns that every part shares. Only the standard library is imported here.
 errors.py    Every error that AlignedServe raises on purpose.
 fallbacks.py What a process does otherwise, since something does not work or is missing.
+http_client.py The HTTP client of commands, of `LLM` and of the lab.
 locks.py     Locks between the processes of one user, on files that nobody else can open.
 precision.py How a process keeps the weights of its model, and what that costs.
 safe_path.py Keeps the working directory off the path on which Python finds modules.

@@ -3,51 +3,53 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 import httpx
 
-from alignedserve.cli.remote.server import said_by
 from alignedserve.errors import AskError
+from alignedserve.http_client import HttpServer, said_by, server_at
 
 Body: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
 
 _MOST_AT_ONCE = 256  # requests of one call: more than a worker runs in a step, fewer than a queue takes
-_TIMEOUT = httpx.Timeout(None, connect=10.0)  # a document may wait for hours behind others
+_HOW: dict[str, Any] = {"silence_s": None, "connect_s": 10.0, "may_take_proxy": False}  # documents may wait for hours
 _BUSY = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
 _AGAIN_S = 1.0  # where the server does not say when
-_DATA, _DONE = "data: ", "[DONE]"
+
+
+class _AskedServer(HttpServer):
+    kind = AskError
+
+    def lost(self, error: Exception) -> AskError:
+        return AskError(f"{self.url} does not answer: {error or type(error).__name__}")
+
+    def refused(self, answer: httpx.Response) -> AskError:
+        return AskError(f"the server refuses with {answer.status_code}: {said_by(answer)}")
 
 
 class ServerCalls:
     """Asks a server with OpenAI's API."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        self._url = url.rstrip("/").removesuffix("/v1")
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._verify = not self._url.startswith("http:")  # reading all certificates takes longer than a question
-
-    @property
-    def url(self) -> str:
-        return self._url
+        self.url, self._api_key = server_at(url), api_key
 
     def model(self) -> str:
         """Return the name of the first model that the server lists."""
-        with self._plainly(), self._client() as http:
-            return str(_answer(http.get(f"{self._url}/v1/models"))["data"][0]["id"])
+        with self._server() as server:
+            return str(server.tree("GET", "/v1/models")["data"][0]["id"])
 
     def weights(self) -> dict[str, str]:
         """Return how each worker keeps the weights of its model."""
-        with self._plainly(), self._client() as http:
-            return dict(_answer(http.get(f"{self._url}/status")).get("weights", {}))
+        with self._server() as server:
+            return dict(server.tree("GET", "/status").get("weights", {}))
 
     def one(self, path: str, body: Body) -> Answer:
-        with self._plainly(), self._client() as http:
-            return _answer(http.post(f"{self._url}{path}", json=body))
+        with self._server() as server:
+            return server.tree("POST", path, json=body)
 
     async def all_of(self, path: str, bodies: Sequence[Body], told: Callable[[int], None]) -> list[Answer]:
         """Return the answers in the order of the bodies, and tell how many there are. A busy server is asked again."""
@@ -56,77 +58,45 @@ class ServerCalls:
         async def ask(body: Body) -> Answer:
             nonlocal num_done
             async with slots:
-                while (response := await http.post(f"{self._url}{path}", json=body)).status_code in _BUSY:
-                    await asyncio.sleep(float(response.headers.get("Retry-After", _AGAIN_S)))
-                answer = _answer(response)
+                while (answer := await http.post(f"{self.url}{path}", json=body)).status_code in _BUSY:
+                    await asyncio.sleep(float(answer.headers.get("Retry-After", _AGAIN_S)))
+                found = server.tree_of(server.checked(answer).text)
             num_done += 1
             told(num_done)
-            return answer
+            return found
 
-        with self._plainly():
-            async with self._async_client() as http:
-                tasks = [asyncio.create_task(ask(body)) for body in bodies]
-                try:
-                    return await asyncio.gather(*tasks)
-                finally:  # where one failed, or nobody waits any more
-                    for task in tasks:
-                        task.cancel()
-                    await asyncio.gather(*tasks, return_exceptions=True)
+        async with self._asking() as (server, http):
+            tasks = [asyncio.create_task(ask(body)) for body in bodies]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:  # where one failed, or nobody waits any more
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
-    def events(self, path: str, body: Body) -> Iterator[Answer]:
+    def events(self, path: str, body: Answer) -> Iterator[Answer]:
         """Yield the chunks of a streamed answer; where nobody takes them any more, the request is cancelled."""
-        with (
-            self._plainly(),
-            self._client() as http,
-            http.stream("POST", f"{self._url}{path}", json={**body, "stream": True}) as response,
-        ):
-            if response.is_error:
-                response.read()
-                _answer(response)
-            yield from filter(None, map(_chunk, response.iter_lines()))
+        with self._server() as server:
+            yield from filter(None, server.events(path, body))
 
-    async def events_async(self, path: str, body: Body) -> AsyncIterator[Answer]:
+    async def events_async(self, path: str, body: Answer) -> AsyncIterator[Answer]:
         """Yield the same in the caller's event loop."""
-        with self._plainly():
-            async with (
-                self._async_client() as http,
-                http.stream("POST", f"{self._url}{path}", json={**body, "stream": True}) as response,
-            ):
-                if response.is_error:
-                    await response.aread()
-                    _answer(response)
-                async for line in response.aiter_lines():
-                    if chunk := _chunk(line):
-                        yield chunk
+        streamed = {**body, "stream": True}
+        async with self._asking() as (server, http), http.stream("POST", f"{self.url}{path}", json=streamed) as answer:
+            if not answer.is_success:
+                await answer.aread()
+            server.checked(answer)
+            async for line in answer.aiter_lines():
+                if chunk := server.event(line):
+                    yield chunk
 
-    def _client(self) -> httpx.Client:
-        return httpx.Client(headers=self._headers, timeout=_TIMEOUT, trust_env=False, verify=self._verify)
+    def _server(self) -> _AskedServer:
+        return _AskedServer(self.url, self._api_key, **_HOW)
 
-    def _async_client(self) -> httpx.AsyncClient:
-        limits = httpx.Limits(max_connections=_MOST_AT_ONCE)
-        options: dict[str, Any] = {"trust_env": False, "verify": self._verify, "limits": limits}
-        return httpx.AsyncClient(headers=self._headers, timeout=_TIMEOUT, **options)
-
-    @contextmanager
-    def _plainly(self) -> Iterator[None]:
-        try:
-            yield
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise AskError(f"{self._url} does not answer: {error or type(error).__name__}") from error
-
-
-def _answer(response: httpx.Response) -> Answer:
-    """Return the answer, or raise what the server complains of."""
-    if response.is_success:
-        return dict(response.json())
-    raise AskError(f"the server refuses with {response.status_code}: {said_by(response)}")
-
-
-def _chunk(line: str) -> Answer | None:
-    """Return the chunk of a line of server-sent events; None where the line has none."""
-    if not line.startswith(_DATA) or line == _DATA + _DONE:
-        return None
-    chunk = dict(json.loads(line.removeprefix(_DATA)))
-    if "error" in chunk:
-        raise AskError(f"the server gave up: {chunk['error']['message']}")
-    return chunk
+    @asynccontextmanager
+    async def _asking(self) -> AsyncIterator[tuple[_AskedServer, httpx.AsyncClient]]:
+        """Yield the server, which reads what comes, and the client that asks in this event loop."""
+        server, limits = self._server(), httpx.Limits(max_connections=_MOST_AT_ONCE)
+        with server.failures():
+            async with server.in_event_loop(limits=limits) as http:
+                yield server, http

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from alignedserve.http_client import said_in
 from alignedserve.loads.records.records import RequestOutcome
 
 _MOST_REFUSAL = 1 << 16  # bytes that are kept of an answer that is no stream
@@ -131,7 +132,7 @@ class StreamReader:
         if piece.usage is not None:
             self._usage = piece.usage
         if piece.error is not None:
-            self._error = message_of(piece.error)
+            self._error = said_in(piece.error)
         for choice in piece.choices:
             self._add(choice, now)
 
@@ -205,7 +206,7 @@ def _refusal(status: int, body: bytes) -> AskFailure:
         tree: Any = msgspec.json.decode(body)
     except msgspec.DecodeError:
         tree = body.decode(errors="replace")
-    return AskFailure(RequestOutcome.REFUSED, _kind(status, tree), message_of(tree) or "without a reason", status)
+    return AskFailure(RequestOutcome.REFUSED, _kind(status, tree), said_in(tree) or "without a reason", status)
 
 
 def _kind(status: int, tree: Any) -> str:
@@ -213,10 +214,3 @@ def _kind(status: int, tree: Any) -> str:
     error = tree.get("error") if isinstance(tree, dict) else None
     named = (error.get("code") or error.get("type")) if isinstance(error, dict) else None
     return f"{status} {named}" if isinstance(named, str) else str(status)
-
-
-def message_of(given: Any) -> str:
-    """Return the text of an error, in whichever shape the server gives it."""
-    while isinstance(given, dict):
-        given = next((given[name] for name in ("error", "message", "detail") if name in given), str(given))
-    return " ".join(str(given).split())[:500]

@@ -20,13 +20,12 @@ from statistics import fmean, median
 from time import thread_time
 from typing import Any
 
-import httpx
-
 from alignedserve.config.prices import Prices
 from alignedserve.core import NO_OPENING, Request, Sampling, ServiceClass, Slo, StepResult, WorkerLimits
 from alignedserve.cost.fit import OnlineCost, Point
 from alignedserve.cost.model import Shape
 from alignedserve.decode_worker.by_policy import decode_core
+from alignedserve.http_client import HttpServer
 from alignedserve.lab.benchmarks.common.mixed_load import MixedLoad
 from alignedserve.lab.benchmarks.common.report import command, report, status
 from alignedserve.lab.benchmarks.common.serving import serve
@@ -58,8 +57,8 @@ async def used(url: str, seconds: float) -> str:
     load.stop()
     await playing
     await asyncio.sleep(QUIET_S)
-    async with httpx.AsyncClient(trust_env=False) as http:
-        return (await http.get(f"{url}/metrics")).text
+    with HttpServer(url, None) as server:
+        return server.whole("GET", "/metrics").text
 
 
 class Steps:

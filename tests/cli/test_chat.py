@@ -22,8 +22,8 @@ import pytest
 
 from alignedserve.cli.remote.chat import run
 from alignedserve.cli.remote.options import ChatOptions
-from alignedserve.cli.remote.server import complaint
 from alignedserve.errors import ConfigError
+from alignedserve.http_client import complaint
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from alignedserve import http_client
 from alignedserve.cli.remote import explain
 from alignedserve.cli.remote.options import ExplainOptions
-from alignedserve.cli.remote.server import StatusError
+from alignedserve.cli.remote.status import StatusError
 
 
 @pytest.fixture
@@ -20,10 +21,7 @@ def paths(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         asked.append(request.url.raw_path)
         return httpx.Response(200, text=f"told as {request.url.params['format']}\n")
 
-    def asking(url: str, _: str | None) -> httpx.Client:
-        return httpx.Client(transport=httpx.MockTransport(answer), base_url=url)
-
-    monkeypatch.setattr(explain, "asking", asking)
+    monkeypatch.setattr(http_client, "options", lambda *_, **__: {"transport": httpx.MockTransport(answer)})
     return asked
 
 

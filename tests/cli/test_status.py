@@ -5,9 +5,9 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from alignedserve import http_client
 from alignedserve.cli import main as cli
-from alignedserve.cli.remote import status
-from alignedserve.cli.remote.server import asking
+from alignedserve.cli.remote.status import DeploymentServer
 
 TOLD = {"state": "ready", "models": ["demo"], "parts": [], "late": [], "scale": {}, "fallbacks": [], "weights": {}}
 
@@ -31,18 +31,14 @@ def test_open_requests_are_the_sum_of_their_places(
         lines += [f'alignedserve:num_requests_at{{class="be",stage="{at}"}} {count}' for at, count in router.items()]
         return httpx.Response(200, text="\n".join(lines) + "\n")
 
-    def asking(url: str, _: object) -> httpx.Client:
-        return httpx.Client(base_url=url, transport=httpx.MockTransport(answer))
-
-    monkeypatch.setattr(status, "asking", asking)
+    monkeypatch.setattr(http_client, "options", lambda *_, **__: {"transport": httpx.MockTransport(answer)})
     assert cli.main(["status"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == said
 
 
 @pytest.mark.parametrize("url", ["http://host:8000", "http://host:8000/", "http://host:8000/v1/"])
 def test_the_address_of_the_api_names_its_server(url: str) -> None:
-    with asking(url, None) as http:
-        assert http.build_request("GET", "/status").url == "http://host:8000/status"
+    assert DeploymentServer(url, None).url == "http://host:8000"
 
 
 @pytest.mark.parametrize("told", [TOLD, {"state": "ready", "models": ["demo"]}])
@@ -54,10 +50,7 @@ def test_without_the_scope_of_metrics_it_says_what_the_rest_is(
             return httpx.Response(200, json=told)
         return httpx.Response(403, json={"error": {"message": "it lacks the scope metrics"}})
 
-    def asking(url: str, _: object) -> httpx.Client:
-        return httpx.Client(base_url=url, transport=httpx.MockTransport(answer))
-
-    monkeypatch.setattr(status, "asking", asking)
+    monkeypatch.setattr(http_client, "options", lambda *_, **__: {"transport": httpx.MockTransport(answer)})
     assert cli.main(["status"]) == 0
     head, lacks = capsys.readouterr().out.splitlines()
     assert head == "ready: demo"

@@ -5,6 +5,5 @@ bench.py      `alignedserve bench`: puts a load on any OpenAI-compatible server,
 chat.py       `alignedserve chat`: a chat in the terminal with any OpenAI-compatible server
 explain.py    `alignedserve explain`: where a request waited, how long, and for which requests
 options.py    the flags of these commands, each declared once
-server.py     how commands reach a server, and what it says where it refuses
 status.py     `alignedserve status`: a deployment's parts, their nodes, and the open requests
 """

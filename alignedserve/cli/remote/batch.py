@@ -17,9 +17,9 @@ from urllib.parse import quote
 import httpx
 
 from alignedserve.cli.remote.options import BatchOptions, BatchSubmission
-from alignedserve.cli.remote.server import api_at, client, complaint, one_line, said_in
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import BatchError
+from alignedserve.http_client import HttpServer, api_at, said_in
 from alignedserve.machine.whole_file import whole_file
 
 _LOOK_S = 0.5  # between two looks at a batch
@@ -68,7 +68,7 @@ def status(options: BatchOptions, id: str) -> int:
 
 def listed(options: BatchOptions, limit: int) -> int:
     with BatchApi(options) as server:
-        for batch in server.get(f"/batches?limit={limit}").get("data", []):
+        for batch in server.tree("GET", f"/batches?limit={limit}").get("data", []):
             print(_line(batch))
     return 0
 
@@ -189,78 +189,42 @@ def _endpoint_of(file: Path) -> str:
 # --- The server
 
 
-class BatchApi:
+class BatchApi(HttpServer):
     """The server's API of files and batches; every failure is a BatchError of one line."""
 
+    kind = BatchError
+
     def __init__(self, options: BatchOptions) -> None:
-        self._url = api_at(options.url)
-        self._client = client(self._url, options.api_key)
+        super().__init__(api_at(options.url), options.api_key)
 
-    def __enter__(self) -> BatchApi:
-        return self
+    def lost(self, error: Exception) -> BatchError:
+        return Unreachable(str(super().lost(error)))
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._client.close()
+    def refused(self, answer: httpx.Response) -> BatchError:
+        kind = Unreachable if answer.status_code in (502, 503, 504) else BatchError
+        return kind(str(super().refused(answer)))
 
     def upload(self, file: Path) -> Any:
         with _read(file) as opened:
-            return self._json("POST", "/files", data={"purpose": "batch"}, files={"file": (file.name, opened)})
+            return self.tree("POST", "/files", data={"purpose": "batch"}, files={"file": (file.name, opened)})
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        return self._json("POST", path, json=body)
-
-    def get(self, path: str) -> Any:
-        return self._json("GET", path)
+        return self.tree("POST", path, json=body)
 
     def look(self, id: str) -> tuple[Any, httpx.Headers]:
-        with self._told():
-            answer = _checked(self._client.get(f"{self._url}/batches/{quote(id, safe='')}"))
-        return _object(answer), answer.headers
+        answer = self.whole("GET", f"/batches/{quote(id, safe='')}")
+        return self.tree_of(answer.text), answer.headers
 
     def save(self, id: str, path: Path) -> int:
         size = 0
         try:
-            with self._told(), self._client.stream("GET", f"{self._url}/files/{id}/content") as answer:
-                _checked(answer)
-                with whole_file(path) as file:
-                    for piece in answer.iter_bytes():
-                        size += file.write(piece)
+            with self.stream("GET", f"/files/{id}/content") as answer, whole_file(path) as file:
+                for piece in answer.iter_bytes():
+                    size += file.write(piece)
         except OSError as error:
             raise BatchError(f"{path} cannot be written: {error.strerror}") from None
         return size
 
     def first_line(self, id: str) -> str:
-        with self._told(), self._client.stream("GET", f"{self._url}/files/{id}/content") as answer:
-            return next(_checked(answer).iter_lines(), "")
-
-    def _json(self, method: str, path: str, **given: Any) -> Any:
-        with self._told():
-            return _object(_checked(self._client.request(method, f"{self._url}{path}", **given)))
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Unreachable(f"no server answers at {self._url}: {one_line(error)}") from error
-
-
-def _checked(answer: httpx.Response) -> httpx.Response:
-    if answer.status_code >= 400:
-        answer.read()
-        kind = Unreachable if answer.status_code in (502, 503, 504) else BatchError
-        raise kind(f"the server refuses with {answer.status_code}: {complaint(answer)}")
-    return answer
-
-
-def _object(answer: httpx.Response) -> Any:
-    try:
-        found = answer.json()
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise BatchError(f"the server sent no JSON object but {one_line(answer.text)}")
-    return found
+        with self.stream("GET", f"/files/{id}/content") as answer:
+            return next(answer.iter_lines(), "")

@@ -33,11 +33,11 @@ from alignedserve.bench.report import ErrorCount, MeasuredRun, joined
 from alignedserve.bench.wording import AnyWording, IdWording, StreamWordings, WordWording
 from alignedserve.cli.remote.batch import ENDED, BatchApi, Unreachable
 from alignedserve.cli.remote.options import BatchOptions, BenchOptions
-from alignedserve.cli.remote.server import api_at, client, complaint, one_line
 from alignedserve.cli.terminal.interrupt import INTERRUPTED
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.core import ServiceClass
 from alignedserve.errors import BatchError, BenchError, WorkloadError
+from alignedserve.http_client import HttpServer, api_at, complaint
 from alignedserve.loads.records.distribution import ratio
 from alignedserve.loads.records.records import RunRecord
 from alignedserve.loads.workload import Arrival, Load, Mixture
@@ -133,11 +133,8 @@ def _find(url: str, options: BenchOptions) -> _BenchedServer:
 
 def _card(base: str, options: BenchOptions) -> Mapping[str, Any]:
     """Return what the server says of the model that is asked for; of the first model if none is."""
-    with client(base, options.api_key, _ASKING_S) as http:
-        try:
-            answer = http.get(f"{base}/models")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise BenchError(f"no server answers at {base}: {one_line(error)}") from error
+    with _ListingServer(base, options.api_key, silence_s=_ASKING_S) as server:
+        answer = server.ask("GET", "/models")
     if answer.status_code in (401, 403):
         raise BenchError(f"{base} refuses with {answer.status_code}: {complaint(answer)}")
     cards = _cards(answer)
@@ -145,6 +142,10 @@ def _card(base: str, options: BenchOptions) -> Mapping[str, Any]:
     if found is None and options.model is None:
         raise BenchError(f"{base}/models lists no model ({answer.status_code}): name one with --model")
     return found or {}
+
+
+class _ListingServer(HttpServer):
+    kind = BenchError
 
 
 def _cards(answer: httpx.Response) -> list[Mapping[str, Any]]:

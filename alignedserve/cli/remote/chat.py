@@ -7,7 +7,6 @@ user's line ──▶ ChatSession.turn ──▶ ChatApi.answer ──▶ POST /
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -17,8 +16,8 @@ from typing import Any, TypeAlias
 import httpx
 
 from alignedserve.cli.remote.options import ChatOptions
-from alignedserve.cli.remote.server import CONTROL, SILENCE_S, api_at, client, complaint, one_line, said_in
 from alignedserve.errors import ChatError
+from alignedserve.http_client import CONTROL, DONE, SILENCE_S, HttpServer, api_at, one_line
 
 Message: TypeAlias = dict[str, str]
 
@@ -135,22 +134,17 @@ class ChatSession:
         return "".join(shown)
 
 
-class ChatApi:
+class ChatApi(HttpServer):
     """The API of a server; every failure is a ChatError of one line."""
 
+    kind = ChatError
+
     def __init__(self, options: ChatOptions, counts_tokens: bool) -> None:
-        self.url = api_at(options.url)
-        self._options = options
+        super().__init__(api_at(options.url), options.api_key)
+        self._asked = options
         self._model = options.model
-        self._client = client(self.url, options.api_key)
         self._counts_tokens = counts_tokens
         self.tokens: tuple[int, int] | None = None  # of the last answer, and of the conversation with it, where told
-
-    def __enter__(self) -> ChatApi:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client.close()
 
     @property
     def model(self) -> str:
@@ -160,16 +154,16 @@ class ChatApi:
 
     def answer(self, messages: Sequence[Message]) -> Generator[str, None, None]:
         """Yield the pieces of the answer's text as they come."""
-        body: dict[str, Any] = {"model": self.model, "messages": messages, "stream": True}
+        body: dict[str, Any] = {"model": self.model, "messages": messages}
         if self._counts_tokens:
             body["stream_options"] = {"include_usage": True}
         for name in ("max_tokens", "temperature"):
-            if getattr(self._options, name) is not None:
-                body[name] = getattr(self._options, name)
+            if getattr(self._asked, name) is not None:
+                body[name] = getattr(self._asked, name)
         ended = False
         self.tokens = None
-        for event in self._events(body):
-            ended = ended or event is None or bool(_choice(event).get("finish_reason"))
+        for event in self.events("/chat/completions", body):
+            ended = ended or event is DONE or bool(_choice(event).get("finish_reason"))
             text = _text(event)
             self.tokens = _tokens(event) or self.tokens
             if text:
@@ -178,57 +172,24 @@ class ChatApi:
             raise ChatError(f"{self.url} ended its answer early")
 
     def _first_model(self) -> str:
-        try:
-            response = self._client.get(f"{self.url}/models")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise self._unreachable(error) from error
-        if response.status_code == httpx.codes.NOT_FOUND and not self.url.endswith("/v1"):
+        answer = self.ask("GET", "/models")
+        if answer.status_code == httpx.codes.NOT_FOUND and not self.url.endswith("/v1"):
             raise ChatError(f"{self.url} has no /models: an OpenAI-compatible server's address ends with /v1")
-        _check(response)
         try:
-            return str(response.json()["data"][0]["id"])
+            return str(self.checked(answer).json()["data"][0]["id"])
         except (ValueError, LookupError, TypeError):
             raise ChatError(f"{self.url}/models lists no model: name one with --model") from None
 
-    def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any] | None]:
-        """Yield the server-sent events of an answer; None is its [DONE]."""
-        try:
-            with self._client.stream("POST", f"{self.url}/chat/completions", json=body) as response:
-                _check(response)
-                for line in response.iter_lines():
-                    if line.startswith("data:"):
-                        yield _event(line.removeprefix("data:").strip())
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise self._unreachable(error) from error
-
-    def _unreachable(self, error: Exception) -> ChatError:
+    def lost(self, error: Exception) -> ChatError:
         if isinstance(error, httpx.ReadTimeout):
             return ChatError(f"{self.url} has been silent for {SILENCE_S:.0f} s")
         if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
             return ChatError(f"no server at {self.url} ({one_line(error)}): start one with `alignedserve serve`")
         return ChatError(f"talking to {self.url} failed: {one_line(error)}")
 
-
-def _check(response: httpx.Response) -> None:
-    if response.status_code != httpx.codes.OK:
-        response.read()
-        said = complaint(response)
-        kind = ContextFull if "maximum context length" in said else ChatError  # as OpenAI, vLLM and we put it
-        raise kind(f"the server refuses with {response.status_code}: {said}")
-
-
-def _event(data: str) -> dict[str, Any] | None:
-    if data == "[DONE]":
-        return None
-    try:
-        event = json.loads(data)
-    except ValueError:
-        event = None
-    if not isinstance(event, dict):
-        raise ChatError(f"the server sent no JSON object but {one_line(data)}")
-    if event.get("error"):
-        raise ChatError(f"the server gave up: {said_in(event)}")
-    return event
+    def refused(self, answer: httpx.Response) -> ChatError:
+        said = str(super().refused(answer))
+        return (ContextFull if "maximum context length" in said else ChatError)(said)  # as OpenAI, vLLM and we put it
 
 
 def _choice(event: dict[str, Any]) -> dict[str, Any]:
@@ -236,15 +197,15 @@ def _choice(event: dict[str, Any]) -> dict[str, Any]:
     return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
 
 
-def _text(event: dict[str, Any] | None) -> str:
-    delta = _choice(event).get("delta") if event else None
+def _text(event: dict[str, Any]) -> str:
+    delta = _choice(event).get("delta")
     text = delta.get("content") if isinstance(delta, dict) else None
     return text if isinstance(text, str) else ""
 
 
-def _tokens(event: dict[str, Any] | None) -> tuple[int, int] | None:
+def _tokens(event: dict[str, Any]) -> tuple[int, int] | None:
     """Return the tokens of the answer and of prompt and answer together, if this event tells them."""
-    usage = event.get("usage") if event else None
+    usage = event.get("usage")
     if not isinstance(usage, dict):
         return None
     answer, together = usage.get("completion_tokens"), usage.get("total_tokens")

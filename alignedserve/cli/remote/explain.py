@@ -5,14 +5,14 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from alignedserve.cli.remote.options import ExplainOptions
-from alignedserve.cli.remote.server import StatusError, answered, asking
+from alignedserve.cli.remote.status import DeploymentServer, StatusError
 
 
 def run(options: ExplainOptions) -> int:
     path = f"/v1/requests/{quote(options.request, safe='')}/timeline"
     form = "perfetto" if options.perfetto else "json" if options.json else "text"
-    with asking(options.url, options.api_key) as http:
-        told = answered(http, path, format=form).text
+    with DeploymentServer(options.url, options.api_key) as server:
+        told = server.whole("GET", path, params={"format": form}).text
     if options.perfetto is None:
         print(told.rstrip("\n"))
         return 0

@@ -14,9 +14,11 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from alignedserve.cli.remote.options import StatusOptions
-from alignedserve.cli.remote.server import answered, asking, said_by
+from alignedserve.errors import AlignedServeError
+from alignedserve.http_client import HttpServer, said_by, server_at
 
 _LOOK_S = 0.5  # between two questions whether the deployment is ready
+_SILENCE_S = 5.0
 _NEW = "gateway"  # where requests are that the router has not counted yet: it counts each second
 _WHERE = {
     _NEW: "with a gateway",
@@ -89,26 +91,48 @@ class DeploymentStatus:
         return f"{kind}: {self.open[kind]} open{waits}, {self.served.get(kind, 0)} served{share}"
 
 
+class StatusError(AlignedServeError):
+    """The gateway does not answer."""
+
+
+class DeploymentServer(HttpServer):
+    """All routes of a deployment."""
+
+    kind = StatusError
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        super().__init__(server_at(url), api_key, silence_s=_SILENCE_S)
+
+    def lost(self, error: Exception) -> StatusError:
+        if isinstance(error, httpx.InvalidURL):
+            return StatusError(f"--url {self.url!r} is not a URL: {error}")
+        return StatusError(f"nothing answers at {self.url}: {error}")
+
+    def refused(self, answer: httpx.Response) -> StatusError:
+        key = " (--api-key)" if answer.status_code == httpx.codes.UNAUTHORIZED else ""
+        asked = f"{self.url} answers {answer.status_code} to {answer.url.path}"
+        return StatusError(f"{asked}: {said_by(answer)}{key}")
+
+    @property
+    def is_ready(self) -> bool:
+        with suppress(StatusError):
+            return self.ask("GET", "/ready").is_success
+        return False
+
+
 def run(options: StatusOptions) -> int:
     deadline = time.monotonic() + options.wait
-    with asking(options.url, options.api_key) as http:
-        while not _is_ready(http) and time.monotonic() < deadline:
+    with DeploymentServer(options.url, options.api_key) as server:
+        while not server.is_ready and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
-        status = _told(http)
+        status = _told(server)
     print(json.dumps(asdict(status)) if options.json else "\n".join(status.lines()))
     return 0 if status.is_ready else 1
 
 
-def _is_ready(http: httpx.Client) -> bool:
-    with suppress(httpx.HTTPError):
-        return http.get("/ready").status_code == httpx.codes.OK
-    return False
-
-
-def _told(http: httpx.Client) -> DeploymentStatus:
-    told: dict[str, Any] = answered(http, "/status").json()
-    figures = http.get("/metrics")
-    exposed = figures.text if figures.status_code == httpx.codes.OK else ""
+def _told(server: DeploymentServer) -> DeploymentStatus:
+    told, figures = server.tree("GET", "/status"), server.ask("GET", "/metrics")
+    exposed = figures.text if figures.is_success else ""
     sums, stages = _sums(exposed), _by_class(exposed, "num_requests_at", "stage")
     opened = dict(sums["num_requests_open", "class"])
     for kind, counts in stages.items():  # gateways count now, the router counted up to a second ago

@@ -17,13 +17,14 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
 from time import perf_counter, sleep
-from urllib.request import urlopen
 
 from alignedserve.bench.answer import StreamedAnswer
 from alignedserve.bench.connections import Address, Connections
 from alignedserve.bench.core import Dialect, LoadTest
 from alignedserve.bench.player import CONNECT_S, Player
 from alignedserve.bench.wording import AnyWording
+from alignedserve.errors import AlignedServeError
+from alignedserve.http_client import HttpServer
 from alignedserve.loads.records.records import RunRecord
 from alignedserve.loads.workload import Load
 from alignedserve.loads.workload.spec import read_workload
@@ -98,7 +99,7 @@ def serve_vllm(python: str, model: Path, budget: int) -> Iterator[str]:
         subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True) as server,
     ):
         try:
-            while not _is_ready(f"http://127.0.0.1:{port}/health"):
+            while not _is_ready(f"http://127.0.0.1:{port}"):
                 if server.poll() is not None:
                     log.seek(0)
                     raise SystemExit(f"vLLM did not start: {log.read()[-2000:].decode(errors='replace')}")
@@ -109,11 +110,9 @@ def serve_vllm(python: str, model: Path, budget: int) -> Iterator[str]:
 
 
 def _is_ready(url: str) -> bool:
-    try:
-        with urlopen(url, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+    with suppress(AlignedServeError), HttpServer(url, None, silence_s=5.0) as server:
+        return server.ask("GET", "/health").is_success
+    return False
 
 
 # --- Requests, by the client of `alignedserve bench`
