@@ -44,9 +44,21 @@ A message is one line, names what is wrong and says what to do; it reaches the u
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class AlignedServeError(Exception):
     """An error whose text is meant for the user: one line, without a traceback."""
+
+
+@contextmanager
+def file_errors(kind: type[AlignedServeError], file: object, verb: str = "written") -> Iterator[None]:
+    """Raise an OSError of the block as an error of this kind: `runs.json cannot be written: Permission denied`."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{file} cannot be {verb}: {error.strerror}") from error
 
 
 class ModelError(AlignedServeError):

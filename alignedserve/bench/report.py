@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from alignedserve.bench.figures import ROWS, ClassFigures, LoadFigures
-from alignedserve.errors import BenchError
+from alignedserve.errors import BenchError, file_errors
 from alignedserve.loads.figures.tables import REQUEST_TITLES, csv_text, request_row, table
 from alignedserve.loads.records import record_file
 from alignedserve.loads.records.records import RequestRecord, RunRecord
@@ -168,12 +168,11 @@ def _known(value: float) -> float | None:
 def read(path: Path) -> list[MeasuredRun]:
     """Return the runs that a file of `--json` holds."""
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        if tree["format"] != _FORMAT:
-            raise BenchError(f"{path} is of another version")
-        return [_run(run) for run in tree["runs"]]
-    except OSError as error:
-        raise BenchError(f"{path} cannot be read: {error.strerror}") from None
+        with file_errors(BenchError, path, "read"):
+            tree = json.loads(path.read_text(encoding="utf-8"))
+            if tree["format"] != _FORMAT:
+                raise BenchError(f"{path} is of another version")
+            return [_run(run) for run in tree["runs"]]
     except (KeyError, TypeError, ValueError) as error:
         raise BenchError(f"{path} was not written by bench --json ({type(error).__name__}: {error})") from None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from alignedserve.config.sections import JobsConfig
-from alignedserve.errors import StoreError
+from alignedserve.errors import StoreError, file_errors
 from alignedserve.machine.whole_file import whole_file
 from alignedserve.store.job import Job
 from alignedserve.store.storage import Storage, find_store, is_on, open_storage
@@ -28,13 +28,10 @@ def export(jobs: JobsConfig, out: Path) -> int:
 
     async def work(storage: Storage) -> int:
         number = 0
-        try:
-            with whole_file(out) as file:
-                async for kind, tree in storage.store.records():
-                    file.write(json.dumps({"kind": kind, **tree}).encode() + b"\n")
-                    number += 1
-        except OSError as error:
-            raise StoreError(f"{out} cannot be written: {error.strerror}") from None
+        with file_errors(StoreError, out), whole_file(out) as file:
+            async for kind, tree in storage.store.records():
+                file.write(json.dumps({"kind": kind, **tree}).encode() + b"\n")
+                number += 1
         print(f"{out}: {number} records; the bytes of files are at {storage.blobs.url}")
         return 0
 

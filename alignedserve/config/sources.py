@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from alignedserve.config.setting import PREFIX, Setting
-from alignedserve.errors import ConfigError
+from alignedserve.errors import ConfigError, file_errors
 
 Settings = Mapping[str, Setting]  # path -> its declaration
 
@@ -26,13 +26,12 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     import yaml  # here, so that --help does not wait for it
 
     try:
-        text = path.read_text(encoding="utf-8")
-        loader = yaml.SafeLoader(text)
-        node = loader.get_single_node()
-        _refuse_repeated_keys(node, path)
-        tree = None if node is None else loader.construct_document(node)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        with file_errors(ConfigError, path, "read"):
+            text = path.read_text(encoding="utf-8")
+            loader = yaml.SafeLoader(text)
+            node = loader.get_single_node()
+            _refuse_repeated_keys(node, path)
+            tree = None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if tree is None:
@@ -45,10 +44,11 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
 def read_json(path: Path) -> Mapping[str, Any]:
     """Return the tree of a JSON file."""
     try:
-        text = path.read_text(encoding="utf-8")
-        tree = json.loads(text, object_pairs_hook=partial(_json_object, path, text), parse_constant=_refuse_constant)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        with file_errors(ConfigError, path, "read"):
+            text = path.read_text(encoding="utf-8")
+            tree = json.loads(
+                text, object_pairs_hook=partial(_json_object, path, text), parse_constant=_refuse_constant
+            )
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(tree, dict):

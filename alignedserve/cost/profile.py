@@ -31,7 +31,7 @@ from alignedserve.cost.model import (
     Shape,
     Uncertainty,
 )
-from alignedserve.errors import ProfileError
+from alignedserve.errors import ProfileError, file_errors
 from alignedserve.machine.whole_file import whole_file
 
 log = logging.getLogger("alignedserve.cost")
@@ -161,18 +161,14 @@ def store(directory: Path, profile: Profile) -> None:
 
 def save(profile: Profile, path: Path) -> None:
     """Write the file whole or not at all: other workers may read and write it at the same time."""
-    try:
-        with whole_file(path) as file:
-            file.write(json.dumps(_tree(profile), indent=1).encode())
-    except OSError as error:
-        raise ProfileError(f"{path} cannot be written: {error.strerror}") from None
+    with file_errors(ProfileError, path), whole_file(path) as file:
+        file.write(json.dumps(_tree(profile), indent=1).encode())
 
 
 def load(path: Path) -> Profile:
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ProfileError(f"{path} cannot be read: {error.strerror}") from None
+        with file_errors(ProfileError, path, "read"):
+            tree = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ProfileError(f"{path} is not JSON: {error}") from None
     if not isinstance(tree, dict) or tree.get("format") != _FORMAT:

@@ -11,7 +11,7 @@ from statistics import fmean as mean
 
 from alignedserve.cli.terminal.interrupt import INTERRUPTED
 from alignedserve.cli.terminal.progress import ProgressBar, about
-from alignedserve.errors import SimulateError
+from alignedserve.errors import SimulateError, file_errors
 from alignedserve.lab.cli.simulating import WhatIsReproduced
 from alignedserve.lab.processes import one_for_each_core, processes
 from alignedserve.lab.reports import plots
@@ -148,11 +148,9 @@ def _prepared(out: Path) -> Runs:
     """Make the folder, and return what ran before: a page holds what all commands wrote to it."""
     if not plots.are_possible():
         new_figure(1, 1)
-    try:
+    with file_errors(SimulateError, f"--out {out}", "made"):
         (out / FOLDER).mkdir(parents=True, exist_ok=True)
         return runs_in(out)
-    except OSError as error:
-        raise SimulateError(f"--out {out} cannot be made: {error.strerror}") from None
 
 
 def runs_in(out: Path) -> Runs:
@@ -167,12 +165,10 @@ def runs_in(out: Path) -> Runs:
 
 def write(out: Path, papers: Sequence[Paper], runs: Runs) -> None:
     """Write the page of all that ran, and the numbers and pictures of these papers."""
-    try:
+    with file_errors(SimulateError, f"--out {out}"):
         for paper, _ in ran([PAPERS[paper.name] for paper in papers], runs):
             (out / FOLDER / numbers(paper)).write_text(document(paper, runs), encoding="utf-8")
         (out / PAGE).write_text(page(PAPERS.values(), runs), encoding="utf-8")
-    except OSError as error:
-        raise SimulateError(f"--out {out} cannot be written: {error.strerror}") from None
     _draw(out / FOLDER, papers, runs)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from alignedserve.cli.terminal.arguments import check_writable
 from alignedserve.cli.terminal.progress import ProgressBar
-from alignedserve.errors import SimulateError
+from alignedserve.errors import SimulateError, file_errors
 from alignedserve.lab.cli.simulating import WhatIsWritten, WhatRuns
 from alignedserve.lab.fuzzing.recording import first_difference, read_trial, repeated, tell
 from alignedserve.lab.processes import processes
@@ -142,10 +142,8 @@ def _folder(path: Path | None) -> Iterator[None]:
 
 
 def _make(path: Path) -> None:
-    try:
+    with file_errors(SimulateError, f"--out {path}", "made"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SimulateError(f"--out {path} cannot be made: {error.strerror}") from None
 
 
 # --- What is written

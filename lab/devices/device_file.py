@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from alignedserve.errors import ProfileError
+from alignedserve.errors import ProfileError, file_errors
 from alignedserve.lab.devices.devices import GPUS, MODELS, Device, Gpu, Model, model_named
 from alignedserve.lab.devices.gpu_truth import FORMAT, NAMES
 
@@ -26,10 +26,9 @@ _GRIDS = ("format", "about", *NAMES, "all_reduce", "hidden_token_us")
 def read(path: Path) -> Mapping[str, Any]:
     """Return the tree of a YAML or JSON file; an empty tree if it has none."""
     try:
-        text = path.read_text(encoding="utf-8")
-        tree = _parsed_yaml(text) if path.suffix in _YAML else json.loads(text)
-    except OSError as error:
-        raise ProfileError(f"{path} cannot be read: {error.strerror}") from None
+        with file_errors(ProfileError, path, "read"):
+            text = path.read_text(encoding="utf-8")
+            tree = _parsed_yaml(text) if path.suffix in _YAML else json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ProfileError(f"{path} is not {'YAML' if path.suffix in _YAML else 'JSON'}: {error}") from None
     found = tree if isinstance(tree, dict) else {}

@@ -23,7 +23,7 @@ from typing import IO, Any, Literal, cast, get_args
 
 from msgspec import msgpack
 
-from alignedserve.errors import FuzzError
+from alignedserve.errors import FuzzError, file_errors
 from alignedserve.lab.fuzzing.scenario import Scenario, from_tree, to_tree
 from alignedserve.lab.fuzzing.typed_tree import WrongTree, typed
 from alignedserve.lab.reports.trial import SimulationTrial
@@ -85,10 +85,8 @@ def _words(numbers: list[int]) -> bytes:
 @contextmanager
 def open_run(path: Path, mode: Literal["r", "w"]) -> Iterator[IO[str]]:
     """Open the file of a run. The same run gives the same bytes: gzip's time stamp is left out."""
-    try:
+    with file_errors(FuzzError, path, "opened"):
         raw = path.open(f"{mode}b")
-    except OSError as error:
-        raise FuzzError(f"{path} cannot be opened: {error.strerror}") from error
     zipped = path.suffix == ".gz"
     opened = gzip.GzipFile(filename="", mode=f"{mode}b", fileobj=raw, mtime=0) if zipped else nullcontext(raw)
     with raw, opened as plain, TextIOWrapper(cast(IO[bytes], plain), encoding="utf-8") as file:

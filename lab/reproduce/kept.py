@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import alignedserve
-from alignedserve.errors import SimulateError
+from alignedserve.errors import SimulateError, file_errors
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.trial import SimulationTrial
 
@@ -53,11 +53,8 @@ class KeptRuns:
 
     @staticmethod
     def _write(mode: str, *lines: str, path: Path) -> None:
-        try:
-            with path.open(mode, encoding="utf-8") as file:
-                file.writelines(f"{line}\n" for line in lines)
-        except OSError as error:
-            raise SimulateError(f"{path} cannot be written: {error.strerror}") from None
+        with file_errors(SimulateError, path), path.open(mode, encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
 
     def _read(self, text: str) -> Iterator[tuple[str, Values]]:
         """Yield the trials with all these metrics; a command that was killed may have left half a line."""

@@ -18,7 +18,7 @@ import httpx
 
 from alignedserve.cli.remote.options import BatchOptions, BatchSubmission
 from alignedserve.cli.terminal.progress import ProgressBar
-from alignedserve.errors import BatchError
+from alignedserve.errors import BatchError, file_errors
 from alignedserve.http_client import HttpServer, api_at, said_in
 from alignedserve.machine.whole_file import whole_file
 
@@ -165,11 +165,8 @@ def _download(server: BatchApi, batch: Any, out: Path) -> bool:
 
 @contextmanager
 def _read(file: Path) -> Iterator[IO[bytes]]:
-    try:
-        with file.open("rb") as opened:
-            yield opened
-    except OSError as error:
-        raise BatchError(f"{file} cannot be read: {error.strerror}") from None
+    with file_errors(BatchError, file, "read"), file.open("rb") as opened:
+        yield opened
 
 
 def _endpoint_of(file: Path) -> str:
@@ -217,12 +214,10 @@ class BatchApi(HttpServer):
 
     def save(self, id: str, path: Path) -> int:
         size = 0
-        try:
-            with self.stream("GET", f"/files/{id}/content") as answer, whole_file(path) as file:
-                for piece in answer.iter_bytes():
-                    size += file.write(piece)
-        except OSError as error:
-            raise BatchError(f"{path} cannot be written: {error.strerror}") from None
+        content = f"/files/{id}/content"
+        with file_errors(BatchError, path), self.stream("GET", content) as answer, whole_file(path) as file:
+            for piece in answer.iter_bytes():
+                size += file.write(piece)
         return size
 
     def first_line(self, id: str) -> str:

@@ -36,7 +36,7 @@ from alignedserve.cli.remote.options import BatchOptions, BenchOptions
 from alignedserve.cli.terminal.interrupt import INTERRUPTED
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.core import ServiceClass
-from alignedserve.errors import BatchError, BenchError, WorkloadError
+from alignedserve.errors import BatchError, BenchError, WorkloadError, file_errors
 from alignedserve.http_client import HttpServer, api_at, complaint
 from alignedserve.loads.records.distribution import ratio
 from alignedserve.loads.records.records import RunRecord
@@ -92,10 +92,8 @@ def _tell(runs: Sequence[MeasuredRun], options: BenchOptions) -> None:
 def _write(path: Path | None, text: Callable[[], str]) -> None:
     if path is None:
         return
-    try:
+    with file_errors(BenchError, path):
         path.write_text(text(), encoding="utf-8")
-    except OSError as error:
-        raise BenchError(f"{path} cannot be written: {error.strerror}") from None
 
 
 # --- The servers

@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 from alignedserve.cli.remote.options import ExplainOptions
 from alignedserve.cli.remote.status import DeploymentServer, StatusError
+from alignedserve.errors import file_errors
 
 
 def run(options: ExplainOptions) -> int:
@@ -16,9 +17,7 @@ def run(options: ExplainOptions) -> int:
     if options.perfetto is None:
         print(told.rstrip("\n"))
         return 0
-    try:
+    with file_errors(StatusError, options.perfetto):
         options.perfetto.write_text(told, encoding="utf-8")
-    except OSError as error:
-        raise StatusError(f"{options.perfetto} cannot be written: {error.strerror}") from None
     print(f"{options.perfetto}: open it at https://ui.perfetto.dev")
     return 0

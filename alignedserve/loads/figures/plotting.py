@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alignedserve.cost.model import Kind
-from alignedserve.errors import SimulateError
+from alignedserve.errors import SimulateError, file_errors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,8 +28,6 @@ def new_figure(width: float, height: float) -> Figure:
 def save_figure(figure: Figure, path: Path) -> None:
     from matplotlib import rc_context
 
-    try:
-        with rc_context({"svg.hashsalt": "alignedserve", "svg.fonttype": "none"}):  # the same run gives the same file
-            figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix.lower() == ".svg" else {})
-    except OSError as error:
-        raise SimulateError(f"{path} cannot be written: {error.strerror}") from None
+    same = {"svg.hashsalt": "alignedserve", "svg.fonttype": "none"}  # the same run gives the same file
+    with file_errors(SimulateError, path), rc_context(same):
+        figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix.lower() == ".svg" else {})

@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from alignedserve.errors import SimulateError
+from alignedserve.errors import SimulateError, file_errors
 from alignedserve.loads.figures.request_figures import (
     attains,
     end_to_end_s,
@@ -24,10 +24,8 @@ from alignedserve.loads.records.records import RequestRecord
 
 
 def write(path: Path, text: str) -> None:
-    try:
+    with file_errors(SimulateError, path):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SimulateError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -10,24 +10,21 @@ from typing import Any
 
 from alignedserve.core import Role, ServiceClass, Slo, Usage
 from alignedserve.cost.model import Shape
-from alignedserve.errors import SimulateError
+from alignedserve.errors import SimulateError, file_errors
 from alignedserve.loads.records.records import CopyRecord, RequestOutcome, RequestRecord, RunRecord, StepRecord
 
 _FORMAT = 2
 
 
 def save(record: RunRecord, path: Path) -> None:
-    try:
+    with file_errors(SimulateError, path):
         path.write_text(dump(record), encoding="utf-8")
-    except OSError as error:
-        raise SimulateError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def load(path: Path) -> RunRecord:
     try:
-        return parse(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SimulateError(f"{path} cannot be read: {error.strerror}") from None
+        with file_errors(SimulateError, path, "read"):
+            return parse(path.read_text(encoding="utf-8"))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise SimulateError(f"{path} is not the record of a run ({type(error).__name__}: {error})") from None
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alignedserve.errors import WorkloadError
+from alignedserve.errors import WorkloadError, file_errors
 from alignedserve.loads.workload.lengths import Pair
 
 Row = dict[str, str | None]
@@ -64,12 +64,10 @@ def notes_of(path: Path, num_rows: int, num_kept: int) -> tuple[str, ...]:
 def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield each line's value with its place in the file, None where it is no JSON; blank lines are left out."""
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with file_errors(WorkloadError, path, "read"), path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield f"{path} line {number}", _json(line)
-    except OSError as error:
-        raise WorkloadError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise WorkloadError(f"{path} is not a file of JSON lines: {error}") from None
 
@@ -85,14 +83,12 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Row]]:
     """Yield each row with its place in the file."""
     empty = True
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with file_errors(WorkloadError, path, "read"), path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             _check_columns(path, reader.fieldnames or (), columns)
             for row in reader:
                 empty = False
                 yield f"{path} line {reader.line_num}", row
-    except OSError as error:
-        raise WorkloadError(f"{path} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise WorkloadError(f"{path} is not a CSV file: {error}") from None
     if empty:
