@@ -6,13 +6,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from traceback import format_exc
 from types import ModuleType
-from typing import Generic, NoReturn, TypeAlias, TypeVar, cast
+from typing import TypeVar, cast
 
 from alignedserve.errors import ProcessLost
 from alignedserve.machine.one_thread import one_compute_thread
@@ -72,11 +71,13 @@ class Processes:
         while self._busy:
             for pipe in _ready(self._busy):
                 with _telling_of_losses():
-                    answer: _Answer[R] = pipe.recv()
+                    result, error, traceback = pipe.recv()
                 number = self._busy.pop(pipe)
                 self._idle.append(pipe)
                 self._hand_out(function, left)
-                yield number, answer.result()
+                if error is not None:
+                    raise error from _InTheProcess(traceback)
+                yield number, result
 
     def _hand_out(self, function: Callable[[T], R], left: Iterator[tuple[int, T]]) -> None:
         while self._idle or len(self._started) < self._most:
@@ -154,36 +155,12 @@ def _compute(pipe: Connection) -> None:
     with suppress(EOFError, ConnectionError):
         while True:
             function, item = pipe.recv()
-            pipe.send(_computed(function, item))
-
-
-def _computed(function: Callable[[T], R], item: T) -> _Answer[R]:
-    try:
-        value = function(item)
-    except Exception as error:
-        return _Raised(error, format_exc())
-    return _Computed(value)
-
-
-@dataclass(frozen=True)
-class _Computed(Generic[R]):
-    value: R
-
-    def result(self) -> R:
-        return self.value
-
-
-@dataclass(frozen=True)
-class _Raised:
-    error: Exception
-    traceback: str
-
-    def result(self) -> NoReturn:
-        raise self.error from _InTheProcess(self.traceback)
+            try:
+                answer = function(item), None, ""
+            except Exception as error:
+                answer = None, error, format_exc()
+            pipe.send(answer)
 
 
 class _InTheProcess(Exception):
     """Shows where in the process the error was raised."""
-
-
-_Answer: TypeAlias = _Computed[R] | _Raised

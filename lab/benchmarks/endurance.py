@@ -21,9 +21,8 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from math import inf
-from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -32,7 +31,7 @@ from typing import Any
 from alignedserve.core import Role
 from alignedserve.lab.benchmarks.common.mixed_load import MixedLoad, SeenByClients
 from alignedserve.lab.benchmarks.common.report import command
-from alignedserve.lab.benchmarks.common.serving import ServedDeployment, name_of, processes_under, serve
+from alignedserve.lab.benchmarks.common.serving import ServedDeployment, beside, name_of, processes_under, serve
 from alignedserve.lab.benchmarks.common.slopes import Slope, slope
 from alignedserve.loads.records.distribution import percentile
 
@@ -43,29 +42,6 @@ STATE = Path("build/endurance.jsonl")
 _SIZES = {"Pss_Anon": "own MB", "Pss_Shmem": "shared MB"}
 
 Sample = Mapping[str, Any]  # a line of the state file: part, at_s, figures {name: value}, done, errors
-
-
-# --- Other processes
-
-
-@contextmanager
-def crowd(times: float) -> Iterator[None]:
-    """Keep `times` as many processes computing as there are processors, beside what is measured."""
-    spawn = get_context("spawn")
-    processes = [spawn.Process(target=_compute, daemon=True) for _ in range(round(times * (os.cpu_count() or 1)))]
-    for process in processes:
-        process.start()
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-
-
-def _compute() -> None:
-    while True:
-        pass
 
 
 # --- A sample
@@ -126,10 +102,16 @@ async def watch(deployment: ServedDeployment, shared: Path, args: Any, part: int
         await playing
 
 
+def _compute() -> None:
+    while True:
+        pass
+
+
 def run_part(args: Any, part: int, left_s: float) -> None:
     with TemporaryDirectory(prefix="endurance-", dir="/dev/shm") as shared, TemporaryDirectory() as folder:
         flags = ["--topology", args.topology, "--pool-directory", shared, "--jobs-directory", f"{folder}/jobs"]
-        with crowd(args.load), serve("demo", *flags) as deployment:
+        num_busy = round(args.load * (os.cpu_count() or 1))
+        with beside(_compute, times=num_busy), serve("demo", *flags) as deployment:
             asyncio.run(watch(deployment, Path(shared), args, part, left_s))
 
 

@@ -36,7 +36,6 @@ import asyncio
 import itertools
 import json
 import math
-import multiprocessing
 import os
 import re
 import signal
@@ -60,7 +59,16 @@ from alignedserve.gateway.access.keys import EVERY_SCOPE, Limits, make_key
 from alignedserve.gateway.http.bodies import BODIES_AT_ONCE
 from alignedserve.http_client import HttpServer
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
-from alignedserve.lab.benchmarks.common.serving import NAME, ask, memory_mb, parts_under, played, player_of, serve
+from alignedserve.lab.benchmarks.common.serving import (
+    NAME,
+    ask,
+    beside,
+    memory_mb,
+    parts_under,
+    played,
+    player_of,
+    serve,
+)
 from alignedserve.lab.benchmarks.gateway import CLOCK, ENDED_EARLY, MODEL, Server, ask_whole, connections_to, ours
 from alignedserve.loads.figures.request_figures import finished, ttft_s
 from alignedserve.loads.records.distribution import percentile
@@ -220,15 +228,10 @@ def run_flood(name: str, url: str, key: str) -> None:
 
 @contextmanager
 def flooding(name: str, url: str, key: str) -> Iterator[None]:
-    process = multiprocessing.get_context("spawn").Process(target=run_flood, args=(name, url, key), daemon=True)
-    process.start()
-    time.sleep(WARM_S)
-    try:
+    with beside(run_flood, name, url, key) as processes:
+        time.sleep(WARM_S)
         yield
-        assert process.is_alive(), f"the flood {name} ended"
-    finally:
-        process.kill()
-        process.join()
+        assert processes[0].is_alive(), f"the flood {name} ended"
 
 
 def tokens_of(url: str, key: str) -> float:

@@ -32,7 +32,7 @@ import asyncio
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -44,11 +44,11 @@ from alignedserve.bench.wording import IdWording
 from alignedserve.core import Request, ServiceClass
 from alignedserve.cost import profile as cost_profile
 from alignedserve.cost.model import Uncertainty
-from alignedserve.lab.benchmarks.common.hog import HoggedTruth, hog
+from alignedserve.lab.benchmarks.common.hog import HoggedTruth, copy_for_ever
 from alignedserve.lab.benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
 from alignedserve.lab.benchmarks.common.models import llama160m
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
-from alignedserve.lab.benchmarks.common.serving import ask, played, serve, serve_vllm
+from alignedserve.lab.benchmarks.common.serving import ask, beside, played, serve, serve_vllm
 from alignedserve.lab.benchmarks.common.simulating import record_of, recorded, save_load
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import device_of, settings_of
@@ -155,6 +155,13 @@ def play_on(url: str, priority: int | None, workload: str) -> list[RunRecord]:
     return [played(url, workload, PriorityWording(priority))]
 
 
+@contextmanager
+def warmed_up(url: str, priority: int | None, has_hog: bool) -> Iterator[Play]:
+    asyncio.run(ask(url, [3] * 20, 4))
+    with beside(copy_for_ever, times=int(has_hog)):
+        yield partial(play_on, url, priority)
+
+
 def simulated(profile: Path, seeds: Sequence[int], has_hog: bool, workload: str) -> list[RunRecord]:
     trial = SimulationTrial("aligned", workload, profile=str(profile), gateway_ms=GATEWAY_MS)
     trials = [replace(trial, seed=seed) for seed in seeds]
@@ -172,10 +179,8 @@ def hogged(trial: SimulationTrial, profile: Path) -> RunRecord:
 
 @contextmanager
 def peer(args: argparse.Namespace, model: Path, budget: int) -> Iterator[Play]:
-    with serve_vllm(args.peer_python, model, budget) as url:
-        asyncio.run(ask(url, [3] * 20, 4))
-        with hog() if args.hog else nullcontext():
-            yield partial(play_on, url, 1)
+    with serve_vllm(args.peer_python, model, budget) as url, warmed_up(url, 1, args.hog) as play:
+        yield play
 
 
 @contextmanager
@@ -188,14 +193,12 @@ def backend(args: argparse.Namespace, folder: Path) -> Iterator[Play]:
         yield partial(simulated, folder / "steps.json", args.seeds, args.hog)
         return
     if args.url:
-        asyncio.run(ask(args.url, [3] * 20, 4))  # what a first request warms up
-        with hog() if args.hog else nullcontext():
-            yield partial(play_on, args.url, args.priority)
+        with warmed_up(args.url, args.priority, args.hog) as play:
+            yield play
         return
-    with serve(args.model, "--jobs-directory", str(folder / "jobs"), *args.flags) as deployment:
-        asyncio.run(ask(deployment.url, [3] * 20, 4))
-        with hog() if args.hog else nullcontext():
-            yield partial(play_on, deployment.url, args.priority)
+    flags = ("--jobs-directory", str(folder / "jobs"), *args.flags)
+    with serve(args.model, *flags) as deployment, warmed_up(deployment.url, args.priority, args.hog) as play:
+        yield play
 
 
 # --- Figures

@@ -10,31 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, takewhile
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from alignedserve.core import ServiceClass
 from alignedserve.lab.fuzzing.fuzz import attempt
 from alignedserve.lab.fuzzing.invariants import Rule
 from alignedserve.lab.fuzzing.scenario import Ask, JobAsk, Scenario
-from alignedserve.simulator.machines.faults import (
-    DropFrames,
-    Duplicate,
-    Fault,
-    Freeze,
-    FullLink,
-    HangLoop,
-    HangStep,
-    HungRay,
-    LowMemory,
-    Mute,
-    NoFork,
-    OneWay,
-    Reorder,
-    Slow,
-    SlowDisk,
-    SlowWorker,
-    StoreAway,
-)
+from alignedserve.simulator.machines.faults import DropFrames, Duplicate, Fault
 
 BUDGET = 300  # runs
 
@@ -134,16 +116,11 @@ def _shorter_job(job: JobAsk) -> Sequence[JobAsk]:
 
 
 def _milder(fault: Fault) -> Sequence[Fault]:
-    match fault:
-        case DropFrames() | Duplicate():
-            return [replace(fault, frames=1), replace(fault, frames=fault.frames - 1)] if fault.frames > 1 else []
-        case Freeze() | Slow() | FullLink() | Reorder() | Mute() | SlowWorker() | LowMemory() | StoreAway():
-            return [replace(fault, for_s=fault.for_s / 2)] if fault.for_s > 0.1 else []
-        case OneWay() | SlowDisk() | NoFork() | HungRay():
-            return [replace(fault, for_s=fault.for_s / 2)] if fault.for_s > 0.1 else []
-        case HangLoop() | HangStep():
-            return [replace(fault, still_s=fault.still_s / 2)] if fault.still_s > 0.1 else []
-    return []
+    if isinstance(fault, DropFrames | Duplicate):
+        return [replace(fault, frames=1), replace(fault, frames=fault.frames - 1)] if fault.frames > 1 else []
+    lasts = "still_s" if hasattr(fault, "still_s") else "for_s"
+    seconds: Any = getattr(fault, lasts, 0.0)
+    return [replace(fault, **{lasts: seconds / 2})] if seconds > 0.1 else []
 
 
 def _simpler(scenario: Scenario) -> Iterator[Scenario]:

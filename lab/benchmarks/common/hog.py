@@ -8,10 +8,8 @@ machine would not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
 from random import Random
 from time import perf_counter, sleep
 
@@ -50,19 +48,7 @@ class HoggedTruth(ProfileTruth):
         return len(self._turns_at) % 2 == 1
 
 
-@contextmanager
-def hog() -> Iterator[None]:
-    """Let a process copy memory meanwhile."""
-    process = get_context("spawn").Process(target=_copy_for_ever, daemon=True)
-    process.start()
-    try:
-        yield
-    finally:
-        process.kill()
-        process.join()
-
-
-def _copy_for_ever() -> None:
+def copy_for_ever() -> None:
     memory, copy = (np.ones(_BYTES, np.uint8) for _ in range(2))
     began, copies = perf_counter(), 0
     while perf_counter() < began + _MEASURED_S:

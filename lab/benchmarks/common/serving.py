@@ -10,10 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryFile
 from time import perf_counter, sleep
@@ -162,6 +164,21 @@ def played(url: str, workload: str, wording: AnyWording, api_key: str | None = N
 
 
 # --- Processes
+
+
+@contextmanager
+def beside(work: Callable[..., None], *arguments: object, times: int = 1) -> Iterator[Sequence[BaseProcess]]:
+    """Let so many processes do this work meanwhile, which has no end."""
+    spawn = get_context("spawn")
+    processes = [spawn.Process(target=work, args=arguments, daemon=True) for _ in range(times)]
+    for process in processes:
+        process.start()
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
 
 
 def processes_under(root: int) -> dict[int, str]:
