@@ -22,13 +22,13 @@ from alignedserve.architectures.named_models import NAMED
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.stored_form import StoredMethod
 from alignedserve.config.choices import DeviceKind, Dtype
-from alignedserve.config.config import load, settings
+from alignedserve.config.config import Config, load, settings
 from alignedserve.errors import ConfigError
 from alignedserve.kernels.build import NoCompiler, find_compiler
 from alignedserve.kvpool.arena import numa
 from alignedserve.machine import resources as machine
 from alignedserve.safe_path import code_command
-from alignedserve.sizing.accelerator import decide
+from alignedserve.sizing.accelerator import DeviceChoice, decide
 from alignedserve.sizing.capacity import pool_mb_within, wanted_pool_mb
 from alignedserve.sizing.memory import SHARED_RECORDS
 
@@ -148,11 +148,17 @@ def findings() -> Iterator[Finding]:
     yield Finding("cores", Presence.FOUND, cores)
     yield _memory()
     yield _weights()
-    if (precision := _precision()) is not None:
-        yield precision
-    yield _shared_memory()
+    asked = decided = None
+    try:
+        asked = load({}, os.environ, None)
+        yield _precision(asked)
+        decided = decide(asked)
+        yield _shared_memory(decided[0])
+    except ConfigError as error:
+        how = "correct or unset the environment variable"
+        yield Finding("configuration", Presence.MISSING, str(error), how)
     yield _numa()
-    yield from _torch()
+    yield from _torch(asked, decided)
     for name in NEEDED:
         yield _package(name)
     yield _package("transformers", "for models that have no module of ours", "alignedserve[transformers]")
@@ -196,25 +202,19 @@ def _weights() -> Finding:
     return Finding("weights", Presence.FOUND, what, "KV and the KV pool need memory beside them" if found else "")
 
 
-def _precision() -> Finding | None:
-    """Return how weights would be kept; None where the configuration is wrong, which is a finding of its own."""
-    try:
-        engine = load({}, os.environ, None).engine
-    except ConfigError:
-        return None
+def _precision(asked: Config) -> Finding:
+    """Return how weights would be kept."""
+    engine = asked.engine
     kept = "as the model has them" if engine.quantization is Quantization.NONE else engine.quantization.value
     dtype = "the model's own type" if engine.dtype is Dtype.AUTO else engine.dtype.value
     what = f"weights of linear layers {kept}, all else in {dtype}"
     return Finding("precision", Presence.FOUND, what, _COSTS)
 
 
-def _shared_memory() -> Finding:
+def _shared_memory(config: Config) -> Finding:
     flag = settings()["kvpool.memory_mb"].flags[0]
     try:
-        config, _ = decide(load({}, os.environ, None))
         usage = shutil.disk_usage(_SHM)
-    except ConfigError as error:
-        return Finding("configuration", Presence.MISSING, str(error), "correct or unset the environment variable")
     except OSError:
         return Finding(str(_SHM), Presence.MISSING, "not there", "the KV pool lives in it: serve on Linux")
     free, wanted, found = usage.free // _MB, config.kvpool.memory_mb, machine.memory()
@@ -247,44 +247,42 @@ def _numa() -> Finding:
     return Finding("NUMA", Presence.FOUND, "one node, nothing to choose")
 
 
-def _torch() -> Iterator[Finding]:
+def _torch(asked: Config | None, decided: tuple[Config, DeviceChoice] | None) -> Iterator[Finding]:
+    """Yield what torch is like here, and what depends on it; both are None where the configuration is wrong, and the
+    second where it does not go with the device that is here."""
     if _version("torch") is None:
         yield Finding("torch", Presence.MISSING, "not installed", "pip install torch")
         return
-    tried = _try_torch()
+    block_size = None if asked is None else asked.engine.block_size
+    tried = _try_torch(block_size)
     if isinstance(tried, str):
         yield Finding("torch", Presence.MISSING, f"{_version('torch')} is installed, but: {tried}", "install it again")
         return
     yield Finding("torch", Presence.FOUND, tried.version)
     state = Presence.FOUND if tried.gpus else Presence.ABSENT
     yield Finding("gpu", state, "; ".join(tried.gpus) or "none that torch sees")
-    yield from _device(tried)
+    if asked is not None and decided is not None:
+        yield _device(asked, *decided, tried)
     yield _transports(tried)
-    yield from _kernels(tried.kernels)
+    yield from _kernels(tried.kernels, block_size)
 
 
-def _device(tried: FoundTorch) -> Iterator[Finding]:
-    """Yield where workers would compute and why, and how large their steps may be there."""
-    try:
-        asked = load({}, os.environ, None)
-        config, choice = decide(asked)
-    except ConfigError:  # a finding of its own
-        return
+def _device(asked: Config, config: Config, choice: DeviceChoice, tried: FoundTorch) -> Finding:
+    """Return where workers would compute and why, and how large their steps may be there."""
     chosen = "auto takes " if asked.engine.device is DeviceKind.AUTO else ""
     steps = f"steps of up to {config.engine.seats} requests and {config.engine.step_tokens} tokens"
     what = f"{chosen}{choice.device.value}: {choice.why}; {steps}"
     if choice.device is DeviceKind.CUDA and not tried.gpus:
-        yield Finding("device", Presence.MISSING, what, "torch sees no GPU: set engine.device to auto or cpu")
-    elif choice.is_fallback:
+        return Finding("device", Presence.MISSING, what, "torch sees no GPU: set engine.device to auto or cpu")
+    if choice.is_fallback:
         how = "install a torch for this GPU and its driver, or set engine.device to cpu"
-        yield Finding("device", Presence.ABSENT, what, how)
-    else:
-        yield Finding("device", Presence.FOUND, what)
+        return Finding("device", Presence.ABSENT, what, how)
+    return Finding("device", Presence.FOUND, what)
 
 
-def _try_torch() -> FoundTorch | str:
+def _try_torch(block_size: int | None) -> FoundTorch | str:
     """Return what torch and our kernels are like here, or why torch does not run."""
-    code = f"BLOCK_SIZE = {_block_size()}\n{_TRY_TORCH}{_TRY_KERNELS}"
+    code = f"BLOCK_SIZE = {block_size}\n{_TRY_TORCH}{_TRY_KERNELS}"
     try:
         done = subprocess.run(code_command(code), capture_output=True, text=True, timeout=_TORCH_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -311,7 +309,7 @@ def _transports(tried: FoundTorch) -> Finding:
     return Finding("transports", Presence.ABSENT, "host alone: this torch has no torch.distributed", how)
 
 
-def _kernels(tried: FoundKernels | str) -> Iterator[Finding]:
+def _kernels(tried: FoundKernels | str, block_size: int | None) -> Iterator[Finding]:
     if isinstance(tried, str):
         yield Finding("kernels", Presence.MISSING, tried, "install AlignedServe again")
         return
@@ -332,17 +330,17 @@ def _kernels(tried: FoundKernels | str) -> Iterator[Finding]:
         yield Finding("OpenMP", Presence.ABSENT, f"more than one pool: {pools}", how)
     else:
         yield Finding("OpenMP", Presence.FOUND, f"{pools}, one pool for torch and the kernels")
-    yield _paged(tried)
+    yield _paged(tried, block_size)
     if not tried.fallen:
         yield Finding("fallbacks", Presence.FOUND, "none: all kernels for this machine work")
     for fallback in tried.fallen:
         yield Finding("fallback", Presence.ABSENT, "{what}: {instead} ({why})".format(**fallback))
 
 
-def _paged(tried: FoundKernels) -> Finding:
+def _paged(tried: FoundKernels, block_size: int | None) -> Finding:
     """Return whether steps on a GPU would use attention of other libraries; a worker's log says what it chose."""
     what = "; ".join((*(f"{library} is there" for library in tried.paged), *tried.lacking))
-    if (block_size := _block_size()) is None:
+    if block_size is None:
         return Finding("GPU attention", Presence.ABSENT, what)
     if _FLASH_3 not in tried.paged and block_size % _PAGE:
         how = (
@@ -351,14 +349,6 @@ def _paged(tried: FoundKernels) -> Finding:
         )
         return Finding("GPU attention", Presence.ABSENT, what, how)
     return Finding("GPU attention", Presence.FOUND if tried.paged else Presence.ABSENT, what)
-
-
-def _block_size() -> int | None:
-    """Return the configured tokens of a block; None where the configuration is wrong, which is a finding of its own."""
-    try:
-        return load({}, os.environ, None).engine.block_size
-    except ConfigError:
-        return None
 
 
 def _package(name: str, purpose: str = "", extra: str = "") -> Finding:

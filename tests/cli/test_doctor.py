@@ -37,7 +37,7 @@ def sound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (tmp_path / name).touch()
     monkeypatch.setattr(model_source, "DEMO_FOLDER", tmp_path)
     monkeypatch.setattr(doctor, "_version", lambda _: "1.0")
-    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], _KERNELS))
+    monkeypatch.setattr(doctor, "_try_torch", lambda _: FoundTorch("9.9", [], _KERNELS))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(1024 << 20, 0, 1024 << 20))
 
 
@@ -118,20 +118,20 @@ def test_what_an_extra_brings_is_named_by_it(monkeypatch: pytest.MonkeyPatch, pa
 
 
 def test_a_torch_that_does_not_import_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_try_torch", lambda: "ImportError: libcudart.so")
+    monkeypatch.setattr(doctor, "_try_torch", lambda _: "ImportError: libcudart.so")
     assert _found("torch").state is Presence.MISSING
     assert "libcudart" in _found("torch").what
 
 
 def test_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", ["H200, 139 GiB"] * 2, _KERNELS))
+    monkeypatch.setattr(doctor, "_try_torch", lambda _: FoundTorch("9.9", ["H200, 139 GiB"] * 2, _KERNELS))
     found = _found("gpu")
     assert (found.state, found.what) == (Presence.FOUND, "H200, 139 GiB; H200, 139 GiB")
 
 
 def test_the_road_of_each_pair_of_gpus_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     three = FoundTorch("9.9", ["H200, 139 GiB"] * 3, _KERNELS, sends=True, apart=[[0, 2]])
-    monkeypatch.setattr(doctor, "_try_torch", lambda: three)
+    monkeypatch.setattr(doctor, "_try_torch", lambda _: three)
     roads = "GPUs 0 and 1 ipc; GPUs 0 and 2 host; GPUs 1 and 2 ipc"
     by_default = "auto takes host with schedule.helps, as by default"
     assert _found("transports").what == f"{by_default}, and without it ipc on one GPU; {roads}"
@@ -164,7 +164,7 @@ def test_it_says_which_device_auto_takes_and_why(
     monkeypatch: pytest.MonkeyPatch, choice: DeviceChoice, gpus: list[str], state: Presence, said: str
 ) -> None:
     monkeypatch.setattr(accelerator, "choose", lambda: choice)
-    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", gpus, _KERNELS))
+    monkeypatch.setattr(doctor, "_try_torch", lambda _: FoundTorch("9.9", gpus, _KERNELS))
     found = _found("device")
     assert found.state is state
     assert found.what.startswith(said)
@@ -184,7 +184,7 @@ def test_a_device_that_is_not_there_is_missing(monkeypatch: pytest.MonkeyPatch) 
 
 def test_others_attention_is_named_and_why_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = replace(_KERNELS, paged=["flash-attn 2.8"], lacking=["FlashAttention 3 is not installed"])
-    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], tried))
+    monkeypatch.setattr(doctor, "_try_torch", lambda _: FoundTorch("9.9", [], tried))
     found = _found("GPU attention")
     assert (found.state, found.what) == (
         Presence.ABSENT,
@@ -192,9 +192,9 @@ def test_others_attention_is_named_and_why_it_is_not_used(monkeypatch: pytest.Mo
     )
     assert f"read blocks of a multiple of {PAGE} tokens, where engine.block_size is 16" in found.how
     flash_3 = replace(tried, paged=["FlashAttention 3"], lacking=[])
-    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], flash_3))
+    monkeypatch.setattr(doctor, "_try_torch", lambda _: FoundTorch("9.9", [], flash_3))
     assert _found("GPU attention").state is Presence.FOUND, "it reads blocks of any size"
-    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], tried))
+    monkeypatch.setattr(doctor, "_try_torch", lambda _: FoundTorch("9.9", [], tried))
     monkeypatch.setenv("ALIGNEDSERVE_ENGINE_BLOCK_SIZE", "256")
     assert _found("GPU attention").state is Presence.FOUND
 
@@ -203,7 +203,7 @@ def test_what_the_kernels_fall_back_on_is_shown(monkeypatch: pytest.MonkeyPatch)
     assert _found("fallbacks") == Finding("fallbacks", Presence.FOUND, "none: all kernels for this machine work")
     fallen = [{"what": "kernel attend", "why": "ptxas fatal", "instead": "torch reference takes its place"}]
     tried = FoundTorch("9.9", ["H200, 139 GiB"], replace(_KERNELS, fallen=fallen))
-    monkeypatch.setattr(doctor, "_try_torch", lambda: tried)
+    monkeypatch.setattr(doctor, "_try_torch", lambda _: tried)
     found = _found("fallback")
     assert (found.state, found.what) == (
         Presence.ABSENT,
@@ -246,6 +246,15 @@ def test_a_wrong_variable_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.run() == 1
 
 
+def test_a_variable_that_does_not_go_with_the_device_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator, "choose", lambda: DeviceChoice(DeviceKind.CPU, "no driver of a GPU is here"))
+    monkeypatch.setenv("ALIGNEDSERVE_ENGINE_CUDA_GRAPHS", "on")
+    found = [finding.name for finding in doctor.findings()]
+    assert "engine.cuda_graphs on needs engine.device cuda" in _found("configuration").what
+    assert "precision" in found
+    assert "device" not in found
+
+
 def test_a_missing_demo_model(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     assert "lacks model.safetensors" in _found("demo model").what
@@ -260,7 +269,7 @@ def test_versions_are_those_of_installed_packages() -> None:
 @rare
 def test_torch_is_tried_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    tried = doctor._try_torch()
+    tried = doctor._try_torch(None)
     assert isinstance(tried, FoundTorch)
     assert isinstance(tried.kernels, FoundKernels)
     chosen = choose(torch.device("cpu"), torch.bfloat16)
@@ -268,20 +277,20 @@ def test_torch_is_tried_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch)
     assert any(name.startswith("FlashAttention 3") for name in (*tried.kernels.paged, *tried.kernels.lacking))
     assert len(tried.kernels.pools) == 1, "the kernels bring no second pool of threads"
     monkeypatch.setattr(doctor, "_TRY_TORCH", "raise ImportError('no libcudart')")
-    assert doctor._try_torch() == "ImportError: no libcudart"
+    assert doctor._try_torch(None) == "ImportError: no libcudart"
     monkeypatch.setattr(doctor, "_TRY_TORCH", "import os; os._exit(3)")
-    assert doctor._try_torch() == "exit status 3"
+    assert doctor._try_torch(None) == "exit status 3"
 
 
 def test_kernels_that_end_their_process_are_missing_and_torch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(doctor, "_TRY_TORCH", """print('{"version": "9.9", "gpus": []}', flush=True)""")
     monkeypatch.setattr(doctor, "_TRY_KERNELS", "\nprint('{}', flush=True); import os; os._exit(4)")
-    tried = doctor._try_torch()
+    tried = doctor._try_torch(None)
     assert tried == FoundTorch("9.9", [], "exit status 4")
     monkeypatch.setattr(doctor, "_TORCH_LIMIT_S", 0)
-    assert doctor._try_torch() == "importing it took more than 0 s"
-    monkeypatch.setattr(doctor, "_try_torch", lambda: tried)
+    assert doctor._try_torch(None) == "importing it took more than 0 s"
+    monkeypatch.setattr(doctor, "_try_torch", lambda _: tried)
     assert _found("torch").state is Presence.FOUND
     assert _found("kernels") == Finding("kernels", Presence.MISSING, "exit status 4", "install AlignedServe again")
 
@@ -291,7 +300,7 @@ def test_it_serves_without_the_kernels_and_says_why_they_are_not_used(
     monkeypatch: pytest.MonkeyPatch, native: bool
 ) -> None:
     kernels = FoundKernels(native, "chosen: why", ["libgomp.so.1"])
-    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], kernels))
+    monkeypatch.setattr(doctor, "_try_torch", lambda _: FoundTorch("9.9", [], kernels))
     assert _found("kernels") == Finding("kernels", Presence.FOUND if native else Presence.ABSENT, "chosen: why")
     assert doctor.run() == 0
 
@@ -299,7 +308,7 @@ def test_it_serves_without_the_kernels_and_says_why_they_are_not_used(
 def test_a_second_pool_of_threads_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _found("OpenMP").state is Presence.FOUND
     kernels = FoundKernels(True, "chosen: why", ["libgomp.so.1", "libiomp5.so"])
-    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], kernels))
+    monkeypatch.setattr(doctor, "_try_torch", lambda _: FoundTorch("9.9", [], kernels))
     assert _found("OpenMP").state is Presence.ABSENT
     assert "libiomp5.so" in _found("OpenMP").what
 

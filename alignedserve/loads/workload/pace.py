@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from random import Random
-from typing import Protocol
 
 from alignedserve.config.setting import setting
 from alignedserve.errors import WorkloadError
@@ -23,16 +22,24 @@ _EVEN = 1e-3  # a coefficient of variation below which all intervals are equal
 _PAUSE_S = 1.0  # after a visit that failed: a client that is refused at once does not return at once
 
 
-class VisitPace(Protocol):
+class VisitPace:
     """A running process of arrivals: each method returns times at which further visits begin."""
 
-    def start(self, now: float) -> list[float]: ...
+    def __init__(self, after: Iterator[float]) -> None:
+        self._after = after
+        self._started_at = 0.0
+
+    def start(self, now: float) -> list[float]:
+        self._started_at = now
+        return self.arrived()
 
     def arrived(self) -> list[float]:
         """Hear that a visit has begun."""
+        return [self._started_at + after for after in islice(self._after, 1)]
 
     def ended(self, now: float, failed: bool) -> list[float]:
         """Hear that a visit has ended."""
+        return []
 
 
 class ArrivalProcess(ABC):
@@ -57,27 +64,11 @@ class OpenArrivals(ArrivalProcess):
     """Arrivals that do not wait for earlier visits to end."""
 
     def pace(self, draw: Random) -> VisitPace:
-        return _OpenPace(self.after(draw))
+        return VisitPace(self.after(draw))
 
     @abstractmethod
     def after(self, draw: Random) -> Iterator[float]:
         """Yield for each visit how many seconds after the start it begins."""
-
-
-class _OpenPace:
-    def __init__(self, after: Iterator[float]) -> None:
-        self._after = after
-        self._started_at = 0.0
-
-    def start(self, now: float) -> list[float]:
-        self._started_at = now
-        return self.arrived()
-
-    def arrived(self) -> list[float]:
-        return [self._started_at + after for after in islice(self._after, 1)]
-
-    def ended(self, now: float, failed: bool) -> list[float]:
-        return []
 
 
 @dataclass(frozen=True)
@@ -212,17 +203,15 @@ class ClosedArrivals(ArrivalProcess):
         return _ClosedPace(self)
 
 
-class _ClosedPace:
+class _ClosedPace(VisitPace):
     def __init__(self, closed: ClosedArrivals) -> None:
+        super().__init__(iter(()))
         self._size, self._replace = closed.in_flight, closed.replace
         self._num_open = 0
 
     def start(self, now: float) -> list[float]:
         self._num_open = self._size
         return [now] * self._size
-
-    def arrived(self) -> list[float]:
-        return []
 
     def ended(self, now: float, failed: bool) -> list[float]:
         at = now + _PAUSE_S if failed else now
