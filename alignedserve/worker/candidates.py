@@ -155,8 +155,7 @@ class RunningBatch:
         self.number = 0  # the batch's tag: that of the newest batch with a member that has joined
         self.num_batches = 0  # that have come
         self.mean_join_s = 0.0  # from the arrival of a batch until a member joins
-        self._width = 0
-        self._widths: dict[int, int] = {}  # batch that has come and does not run yet -> width
+        self._widths: dict[int, int] = {}  # the batch that runs, or has come and does not run yet -> width
 
     def comes(self, prefixes: Sequence[int]) -> None:
         """Note a candidate batch, with its members' prefixes."""
@@ -166,8 +165,7 @@ class RunningBatch:
     def begins(self, number: int) -> None:
         """Let this batch take the place of the batch that ran."""
         self.number = number
-        self._width = max(LEAST_WIDTH, self._widths.get(number, 0))
-        self._widths = {batch: width for batch, width in self._widths.items() if batch > number}
+        self._widths = {batch: width for batch, width in self._widths.items() if batch >= number}
 
     def joined(self, waited_s: float) -> None:
         """Note how long a member waited before it joined."""
@@ -186,6 +184,10 @@ class RunningBatch:
         shortest, longest = min(prefixes), max(prefixes)
         spread = max(longest, prefix) - min(shortest, prefix)
         return self.number if spread <= max(longest - shortest, self._width + _GROWN) else 0
+
+    @property
+    def _width(self) -> int:
+        return max(LEAST_WIDTH, self._widths.get(self.number, 0))
 
     def _prefixes(self, seated: Iterable[WorkerRequest]) -> list[int]:
         return [running.num_held for running in seated if running.batch == self.number] if self.number else []
