@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from alignedserve.core import Entry, Estimate, ServiceClass, Slo, StepPlan, StepResult
-from alignedserve.cost.model import EMPTY
+from alignedserve.cost.model import EMPTY, CopyCost
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.forms.messages import LetGo, Prefetch, Prefetched
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send
@@ -120,6 +120,22 @@ class TestOrder:
         for _ in range(3):
             worker.next_joins()
         assert worker.joined == [11, 14, 13, 12]
+
+    def test_of_two_candidates_the_one_that_is_late_sooner_with_the_copy_of_its_kv_comes_first(self) -> None:
+        """A token takes 10 ms to copy: the short chat has its next token due first, and yet more time to spare."""
+        worker = Worker(direct=False)
+        worker.core = decode_core(WorkerSetup(replace(ONE_SEAT, num_blocks=100), copying=CopyCost(0.01)))
+        worker.hears(MemberJoined(POOL_MEMBER))
+        short, long = (
+            entry(replace(request(name, prompt), slo=Slo(ttft_s=1.0, tbt_s=tbt_s)), tuple(range(page, page + prompt)))
+            for name, prompt, tbt_s, page in (("short", 9, 1.5, 31), ("long", 64, 1.6, 51))
+        )
+        worker.gets(D1)
+        worker.gets(short, is_dynamic=True)
+        worker.gets(long, is_dynamic=True)
+        worker.next_joins()
+        worker.next_joins()
+        assert worker.joined == [11, 51, 31]
 
     def test_first_come_first_served_keeps_the_order_of_arrival(self) -> None:
         worker = Worker(Policy(SchedulerName.FCFS))

@@ -227,6 +227,23 @@ def test_a_caller_that_comes_has_saved_up_nothing() -> None:
     assert cat == pytest.approx((ann + bob) / 2, rel=0.2)
 
 
+def test_a_caller_whose_document_ran_while_others_waited_comes_behind_them_whatever_its_weight() -> None:
+    """What it was served counts less than a token by its weight, and the others were served nothing."""
+    device = Device(DEFAULT, replace(ROOMY, max_batch=1))
+    device.ask(*documents("cat", 1, weight=100))
+    device.ask(*documents("ann", 1, prompt=24), *documents("bob", 1, prompt=24))
+    while device.said["cat0"] < 30:
+        device.step()
+    device.ask(replace(documents("cat", 1, weight=100)[0], id="cat1", arrival_at=device.now))
+    device.run()
+    assert list(dict.fromkeys(name for plan in device.plans for name in parts(plan))) == [
+        "cat0",
+        "ann0",
+        "bob0",
+        "cat1",
+    ]
+
+
 def test_documents_of_one_caller_go_the_shortest_first_again_when_others_have_gone() -> None:
     device = Device(DEFAULT, replace(ROOMY, max_batch=2))
     device.ask(*documents("ann", 6), *documents("bob", 1, prompt=24))

@@ -398,6 +398,23 @@ class TestWhatLeaves:
         assert worker.cached("document") == 0, "what it finds when it comes back was computed for it"
         assert worker.count("document") == 2
 
+    @pytest.mark.parametrize("reuse", [True, False])
+    def test_it_comes_back_from_the_same_pages_however_often_chats_take_its_place(self, reuse: bool) -> None:
+        """The second chat comes while the document is copied back: no token runs that the pool lacks."""
+        policy, limits = replace(DEFAULT_POLICY, reuse=reuse), replace(LIMITS, num_blocks=14, max_step_tokens=16)
+        worker = pair(policy, limits=limits, copies_beside=True)
+        worker.asks(be(request("document", prompt=50, max_tokens=2)))
+        while worker.ran["document"] < 32:
+            worker.works()
+        worker.asks(unlike(request("chat", prompt=40, max_tokens=4), 1))
+        while not any(isinstance(command, CopyIn) for command in worker.work):
+            worker.works()
+        worker.asks(unlike(request("second", prompt=40, max_tokens=4), 2))
+        worker.until_idle()
+        assert num_preemptions(worker.core) == 2
+        assert worker.ran == Counter(document=50, chat=40, second=40)
+        assert worker.count("document") == 2
+
     def test_new_documents_do_not_pass_it_for_ever(self) -> None:
         worker = pair(limits=self.TIGHT)
         worker.asks(self.LONG[0])

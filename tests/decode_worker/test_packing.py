@@ -135,6 +135,19 @@ class TestOwnScheduler:
         device.run()
         assert max(device.said_at["c"]) < device.said_at["d"][0], "no prompt of a document runs beside chats"
 
+    @pytest.mark.parametrize("service", ServiceClass)
+    def test_of_prompts_that_take_all_memory_by_turns_one_waits_until_another_has_ended(
+        self, service: ServiceClass
+    ) -> None:
+        """Each has half of the blocks, and needs more. One that left and got a seat at once would take them again."""
+        fewest_first = f"return self.step_of(view, sorted({EACH}, key=lambda it: it.prefix))"
+        device = Device(own_policy(fewest_first, Room.CHUNKS), replace(LIMITS, max_step_tokens=16))
+        device.ask(make_request("a", service, 48, tokens=2), make_request("b", service, 48, tokens=2))
+        device.run()
+        order = [name for plan in device.plans for name in parts(plan)]
+        assert order == [*"abab", *"aa", *"bbbb"]
+        assert num_preemptions(device.worker) == 1
+
     def test_a_request_that_it_never_names_runs_all_the_same(self) -> None:
         policy = own_policy("return self.step_of(view, view.decodes[:1] or view.waiting)")
         device = Device(policy, LARGE)

@@ -141,7 +141,8 @@ def test_who_leaves_with_a_single_page_at_hand_goes_on_from_that() -> None:
     assert num_evictions(worker.core) == 0, "the rest is recomputed"
 
 
-def test_a_worker_that_copies_between_its_steps_writes_nothing_ahead() -> None:
-    worker = of_two(copies_beside=False)
+@pytest.mark.parametrize("prompt", [9, 14])  # with the second a page is full when memory gets short
+def test_a_worker_that_copies_between_its_steps_writes_nothing_ahead(prompt: int) -> None:
+    worker = Worker(A, replace(B, prompt=tuple(range(prompt))), copies_beside=False)
     last = worker.until_evicted()
     assert last.start == PAGE

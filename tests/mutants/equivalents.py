@@ -11,6 +11,9 @@ EQUIVALENT: dict[str, str] = {
     "alignedserve/scheduling/orders.py | ByOwnPolicy.key | constant +1 | 1.0": (
         "any number above 0 puts requests without an answer behind the others"
     ),
+    "alignedserve/schedulers/best_fit.py | _add_window | constant +1 | 1": (
+        "`most` returns 0 for a number of tokens above 0 exactly where the next token finds no memory, for any number"
+    ),
     "alignedserve/worker/step/ranks.py | DecodeOrder.refresh | break to continue | break": (
         "the list is sorted: behind the first decode with slack all have slack, and each is passed over"
     ),

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.core import KvForm
-from alignedserve.cost.model import Coefficients, CostModel, Kind
-from alignedserve.schedulers.near_lengths import OF_IN_ORDER
+from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape
+from alignedserve.schedulers.near_lengths import OF_IN_ORDER, split_by_length
 from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.schedulers.table import scheduler_of
 from alignedserve.scheduling.policy import Grouping, Policy
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import PlannedStep, StepAhead, StepContext, StepView
+from alignedserve.worker.step.view import PlannedStep, StepAhead, StepContext, StepView, all_of
 from tests.conftest import examples
 from tests.worker.step.test_selection import NOW, TIMES, chat, document, seating, waits
 
@@ -159,3 +159,18 @@ def test_tokens_are_never_predicted_slower_than_in_order_and_each_request_keeps_
         assert seconds * len(decodes) <= whole_s * tokens.total() * (1 + 1e-9)
         least = min(tokens[running.request.id] for running in decodes)
         assert seconds <= (least + 1) * OF_IN_ORDER * whole_s * (1 + 1e-9)
+
+
+def test_few_splits_are_looked_at_behind_the_best() -> None:
+    """Each takes time in which the device may wait for the next step."""
+
+    class Counting(CostModel):
+        def seconds(self, shape: Shape) -> float:
+            asked.append(shape.decodes)
+            return super().seconds(shape)
+
+    seen, asked = view(mixed()), list[int]()
+    found = all_of(seen.decodes, (), seen.at)
+    near, far = split_by_length(found, Counting(seen.at.cost.coefficients))
+    assert (len(near), len(far)) == (len(SHORT), len(LONG))
+    assert min(asked) >= len(SHORT) - 2

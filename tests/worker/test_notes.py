@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.protocol.messages import Backlog, Progress
-from alignedserve.worker.log import Notes
+from alignedserve.worker.log import Notes, WorkerCounts
+from tests.worker.step.test_selection import chat, document
 
 FREE = 7
 
@@ -77,3 +78,18 @@ def test_after_each_look_the_router_is_hardly_wrong(looks: list[tuple[float, flo
             believed, believed_at = progress.backlog, now
         for is_s, was_s in ((all_s, believed.prompts_s), (rt_s, believed.rt_prompts_s)):
             assert abs(is_s - max(0.0, was_s - (now - believed_at))) <= 0.25 + 1e-9
+
+
+def test_steps_are_counted_by_the_batches_of_their_decodes() -> None:
+    counts, (guest, first, other) = WorkerCounts(), (document(name, output=1) for name in "abc")
+    first.batch, other.batch = 1, 2
+    for decodes in ([guest], [first], [guest, first], [first, other], [guest, first, other], []):
+        counts.count_decodes(decodes)
+    assert counts.by_batches == [1, 2, 2]
+
+
+@pytest.mark.parametrize(("runs", "held_back"), [("c", 2), ("cd", 1), ("cde", 0), ("d", 0)])
+def test_documents_that_a_step_of_chats_leaves_out_are_counted(runs: str, held_back: int) -> None:
+    counts, here = WorkerCounts(), {"c": chat("c", 1.0, output=1), **{name: document(name, output=1) for name in "de"}}
+    counts.count_held_back(here.values(), [here[name] for name in runs])
+    assert counts.num_held_back == held_back

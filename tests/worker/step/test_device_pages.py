@@ -46,3 +46,16 @@ def test_a_prompt_is_fetched_whose_pages_were_evicted_after_it_was_looked_up() -
     assert not pages.has_to_fetch(waiting)
     assert store.take(NUM_BLOCKS) is not None
     assert pages.has_to_fetch(waiting)
+
+
+def test_a_prompt_shares_only_the_pages_that_a_layer_still_reads() -> None:
+    store, waiting = NamedBlocks(NUM_BLOCKS), replace(asks("a", range(9)), known=())
+    blocks = store.take(NUM_BLOCKS)
+    assert blocks is not None
+    store.publish(waiting.block_names, blocks)
+    store.give(blocks)
+    pages = DevicePages(store, SIZE, SIZE, names_of, unread=lambda tokens: tokens - 2 * SIZE)
+    pages.look(waiting)
+    assert (waiting.prefix, waiting.num_lost) == (8, 4)
+    assert pages.share(waiting) == blocks[2:]
+    assert store.num_free == 2
