@@ -24,11 +24,13 @@ from alignedserve.cost.fit import OnlineCost
 from alignedserve.cost.model import Coefficients, CostModel
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.protocol.commands import Command, RunStep, Send
-from alignedserve.protocol.events import CopiedIn, MemberJoined, StepDone
+from alignedserve.protocol.events import CopiedIn, MemberJoined, StepDone, TimerFired
 from alignedserve.protocol.messages import ROUTER, Acknowledge, Batch, Cancel, Output, Prefill, Tokens
 from alignedserve.scheduling.policy import Cache, Layout, Policy, Room
 from alignedserve.worker.setup import WorkerSetup
+from alignedserve.worker.steps import IDLE_S
 from tests.samples import POOL_MEMBER, STOP, entry, request, said
+from tests.worker.test_idle_trials import Machine
 
 LIMITS = WorkerLimits(num_blocks=8, block_size=4, page_size=8, max_step_tokens=8, max_batch=4)
 PLAIN = Policy(reuse=False)
@@ -288,3 +290,19 @@ def test_where_memory_changes_hands_before_each_step_nothing_can_be_planned_ahea
         assert policy.block_use.why_not_ahead is None
     else:
         assert why in (policy.block_use.why_not_ahead or "")
+
+
+def test_a_request_that_joins_in_a_trial_of_an_idle_worker_runs_behind_that() -> None:
+    machine = Machine(look_ahead=1)
+    machine.do(machine.core.handle(MemberJoined(POOL_MEMBER), 0.0))
+    machine.now = IDLE_S
+    machine.do(machine.core.handle(TimerFired("idle trials"), machine.now))
+    machine.end_step()
+    (trial,) = machine.steps
+    assert trial.decodes
+    assert not trial.chunks
+    machine.do(machine.core.handle(said("pool-0", Batch((entry(request("a"), (7,)),))), machine.now))
+    machine.do(machine.core.handle(CopiedIn(1, intact=True), machine.now))
+    assert machine.steps == [trial]
+    machine.end_step()
+    assert [decode.request for decode in machine.steps[0].decodes] == ["a"]

@@ -12,13 +12,13 @@ from alignedserve.cost.model import Shape, shape_of
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, RunStep, SetTimer
-from alignedserve.protocol.events import CopiedIn, MemberJoined, StepDone, TimerFired
-from alignedserve.protocol.messages import ROUTER, Batch, Prefill, Retire
+from alignedserve.protocol.events import MemberJoined, StepDone, TimerFired
+from alignedserve.protocol.messages import ROUTER, Prefill, Retire
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.steps import AGAIN_S, IDLE_S
 from tests.cost.fitted import cost_of
-from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, request, said
+from tests.samples import LIMITS, ROUTER_MEMBER, request, said
 from tests.worker.cores import MakeCore
 
 TOKEN_S = 0.001
@@ -113,22 +113,6 @@ def test_a_machine_that_stays_slow_is_measured_again_after_a_while() -> None:
     machine.wait(2 * IDLE_S)
     assert len(machine.ran) == 2 * num
     assert machine.cost.slowdown == pytest.approx(1.0, rel=0.05)
-
-
-def test_a_request_that_joins_in_a_trial_of_decodes_runs_behind_it() -> None:
-    machine = Machine(look_ahead=1)
-    machine.do(machine.core.handle(MemberJoined(POOL_MEMBER), 0.0))
-    machine.now = IDLE_S
-    machine.do(machine.core.handle(TimerFired("idle trials"), machine.now))
-    machine.end_step()
-    (trial,) = machine.steps
-    assert trial.decodes
-    assert not trial.chunks
-    machine.do(machine.core.handle(said("pool-0", Batch((entry(request("a"), (7,)),))), machine.now))
-    machine.do(machine.core.handle(CopiedIn(1, intact=True), machine.now))
-    assert machine.steps == [trial]
-    machine.end_step()
-    assert [decode.request for decode in machine.steps[0].decodes] == ["a"]
 
 
 @pytest.mark.parametrize("kind", CORES)
