@@ -1,10 +1,20 @@
-"""Measure what serving costs beside the engine: `python -m lab.benchmarks.served`, a minute on two quiet cores.
+"""Measure what serving costs beside the engine, and what it gains by keeping KV.
 
-Documents are always in flight on a colocated deployment of a random 160 M Llama (512-1,024 tokens in, 32-128 out). Time
-and again the worker runs the steps of the last seconds once more, on the same engine in the same thread, while no other
-part has work: the engine alone on the same steps. A row is the median of these pairs: the served tokens in a second
-against those of the engine alone, the time between steps, how much longer steps take beside the other parts, and the
-processor time of each part, in ms for each step.
+    python -m lab.benchmarks.served [--parts steps] [--model FOLDER] [-- SERVE FLAGS]    # a minute on two quiet cores
+    python -m lab.benchmarks.served --parts nothing,siblings,memory
+
+steps: documents are always in flight on a colocated deployment of a random 160 M Llama (512-1,024 tokens in, 32-128
+out). Time and again the worker runs the steps of the last seconds once more, on the same engine in the same thread,
+while no other part has work: the engine alone on the same steps. A row is the median of these pairs: the served tokens
+in a second against those of the engine alone, the time between steps, how much longer steps take beside the other
+parts, and the processor time of each part, in ms for each step; that of a worker comes by thread, too.
+
+The other parts compare deployments of their own, or requests to one:
+
+    nothing   16 prompts at once that begin like no other: time with the prefix cache, of the time without
+    siblings  n = 8 on a new prompt of 1,024 tokens: time until all choices have a token, of the time for n = 1
+    memory    chats beside documents with long outputs, with memory for half of their tokens: documents' tokens/s, of
+              those of workers that drop the KV of requests that leave and reuse none
 """
 
 from __future__ import annotations
@@ -16,29 +26,43 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
 from statistics import median
 from tempfile import TemporaryDirectory
+from threading import enumerate as threads
 from time import perf_counter, sleep
 from typing import Any
 from unittest.mock import patch
+from urllib.request import Request, urlopen
 
 from alignedserve.bench.wording import IdWording
-from alignedserve.lab.benchmarks.common.models import llama160m
-from alignedserve.lab.benchmarks.common.report import command, report, status
-from alignedserve.lab.benchmarks.common.serving import ask, parts_under, played, serve
+from alignedserve.lab.benchmarks.common.models import VOCAB, llama160m
+from alignedserve.lab.benchmarks.common.report import command, report, several, status
+from alignedserve.lab.benchmarks.common.serving import NAME, ask, parts_under, played, serve
 from alignedserve.lab.benchmarks.common.simulating import save_load
-from alignedserve.lab.benchmarks.isolation import DOCUMENT, IN_FLIGHT
+from alignedserve.lab.benchmarks.isolation import CHAT, DEFAULT, DOCUMENT, IN_FLIGHT, ChatRuns
 
 PROGRAM = "alignedserve.lab.benchmarks.served"
 OTHERS = "other processes"
 FILE = "SERVED_STEPS"  # the environment variable that says where the worker writes
 SHARE = 0.97  # of the engine's own tokens/s
+KERNELS = "kernels and the system's"  # threads that are not Python's
 WARM_S = 4.0  # until the first documents decode
 REST_S = 1.0  # between steps that were run again and the next window
 MAPPED_S = 8.0  # without work, in which the worker maps the pool
+
+SETTLES_S = 0.3  # before each load of two that are compared
+UNKNOWN, UNKNOWN_OUT = range(256, 512, 16), 32  # lengths of prompts that begin like no other; tokens out of each
+NOTHING_SHARE = 1.01  # of the time without the cache
+SIBLINGS, SYSTEM = 8, 1024  # choices, and tokens of their prompt
+SIBLINGS_SHARE = 1.10  # of the time of one choice
+LONG = {"prompt": "64-128", "output": "400-600", "max_tokens": 600, "in_flight": 64}
+LONG_S = 30.0
+MEMORY_SHARE = 1.2  # of the tokens/s without kept KV
+SHORT = ("--kv-memory-mb", "282")  # of 8,000 tokens: in the mean of its half minute the load needs about 16,000
+DROPS_KV = ("--set", "schedule.reuse=false", "--set", "schedule.evict=false")
 
 
 def processor_s() -> dict[int, float]:
@@ -50,6 +74,16 @@ def processor_s() -> dict[int, float]:
     return {pid: ns / 1e9 for pid, ns in found.items()}
 
 
+def threads_s() -> dict[str, float]:
+    """Return the processor time of this process so far, by the names of Python's threads."""
+    names = {thread.native_id: thread.name for thread in threads()}
+    found = Counter[str]()
+    for file in Path("/proc/self/task").glob("[0-9]*/schedstat"):
+        with suppress(OSError):
+            found[names.get(int(file.parts[4]), KERNELS)] += int(file.read_text().split()[0])
+    return {name: ns / 1e9 for name, ns in found.items()}
+
+
 class StepsAgain:
     """The steps of a worker, which are run again after each `window_s` seconds."""
 
@@ -57,6 +91,7 @@ class StepsAgain:
         self._file, self._window_s = file, window_s
         self._ran = list[Any]()
         self._began, self._in_steps_s, self._before = perf_counter() + WARM_S, 0.0, dict[int, float]()
+        self._threads = dict[str, float]()
 
     def ran(self, engine: Any, plan: Any, seconds: float) -> None:
         """Note a step that has ended just now."""
@@ -64,7 +99,8 @@ class StepsAgain:
         if now < self._began:
             return
         if not self._before:  # the window begins with the end of this step
-            self._began, self._in_steps_s, self._before, self._ran = now, 0.0, processor_s(), []
+            self._began, self._in_steps_s, self._ran = now, 0.0, []
+            self._before, self._threads = processor_s(), threads_s()
             return
         self._ran.append(plan)
         self._in_steps_s += seconds
@@ -72,17 +108,19 @@ class StepsAgain:
             self._end(engine, now - self._began)
 
     def _end(self, engine: Any, served_s: float) -> None:
-        after = processor_s()
+        after, threads_after = processor_s(), threads_s()
         used = {pid: used_s - self._before.get(pid, 0.0) for pid, used_s in after.items()}
         began = perf_counter()
         for plan in self._ran:
             engine.step(plan)
         alone_s = perf_counter() - began
         alone = {pid: used_s - after.get(pid, 0.0) for pid, used_s in processor_s().items()}
+        by_thread = {name: used_s - self._threads.get(name, 0.0) for name, used_s in threads_after.items()}
         tokens = sum(part.sampling is not None for plan in self._ran for part in plan.parts)
         row = {"steps": len(self._ran), "tokens": tokens, "served_s": served_s, "in_steps_s": self._in_steps_s}
         with self._file.open("a") as file:
-            print(json.dumps({**row, "alone_s": alone_s, "used": used, "used_alone": alone}), file=file)
+            row |= {"alone_s": alone_s}
+            print(json.dumps({**row, "used": used, "used_alone": alone, "threads": by_thread}), file=file)
         self._began, self._before = perf_counter() + REST_S, {}
 
 
@@ -94,26 +132,35 @@ def serve_watched() -> int:
     from alignedserve.protocol.events import StepDone
 
     file, window_s = os.environ[FILE].split(",")
-    again, perform = list[StepsAgain](), EngineHands.perform
+    again, perform, begin_step = list[StepsAgain](), EngineHands.perform, EngineHands._begin_step
 
-    def watched(hands: EngineHands, order: Any) -> Any:
+    def ran(hands: EngineHands, plan: Any, seconds: float) -> None:
+        if not again:
+            again.append(StepsAgain(Path(file), float(window_s)))
+        again[0].ran(hands._engine, plan, seconds)
+
+    def at_once(hands: EngineHands, order: Any) -> Any:
         done = perform(hands, order)
         if isinstance(order, RunStep) and isinstance(done, StepDone):
-            if not again:
-                again.append(StepsAgain(Path(file), float(window_s)))
-            again[0].ran(hands._engine, order.plan, done.seconds)
+            ran(hands, order.plan, done.seconds)
         return done
 
-    with patch.object(EngineHands, "perform", watched):
+    def in_order(hands: EngineHands, begin: Any, plan: Any) -> Any:
+        """Watch a step of a thread of its own, which a worker has whose steps may pause."""
+        began = perf_counter()
+        begun = begin_step(hands, begin, plan)
+        ran(hands, plan, perf_counter() - began)
+        return begun
+
+    with patch.object(EngineHands, "perform", at_once), patch.object(EngineHands, "_begin_step", in_order):
         return main()
 
 
-def measure(args: argparse.Namespace, folder: Path) -> None:
+def measure(args: argparse.Namespace, model: Path, folder: Path) -> None:
     file = folder / "steps.jsonl"
     file.touch()
     os.environ[FILE] = f"{file},{args.window}"
-    model, flags = args.model or llama160m(folder / "model"), ("--jobs-directory", str(folder / "jobs"), *args.flags)
-    with serve(model, *flags, program=PROGRAM) as deployment:
+    with serve(model, "--jobs-directory", str(folder / "jobs"), *args.flags, program=PROGRAM) as deployment:
         asyncio.run(ask(deployment.url, [3] * 20, 4))
         sleep(MAPPED_S)
         parts = parts_under(deployment.pid) | {deployment.pid: "launcher", os.getpid(): "client"}
@@ -141,22 +188,119 @@ def tell(rows: list[dict[str, Any]], parts: dict[int, str]) -> None:
         if not part.startswith("fork server"):
             per_step(f"processor time of {part}", lambda row, part=part: used(row, parts, part, "used"))
             per_step(f"the same, engine alone: {part}", lambda row, part=part: used(row, parts, part, "used_alone"))
+    for thread in sorted({name for row in rows for name in row["threads"]}):
+        per_step(f"processor time of the worker's thread {thread}", lambda row, of=thread: row["threads"].get(of, 0.0))
 
 
 def used(row: dict[str, Any], parts: dict[int, str], part: str, which: str) -> float:
     return sum(seconds for pid, seconds in row[which].items() if parts.get(int(pid), OTHERS) == part)
 
 
+# --- KV that is kept
+
+
+def new_tokens(count: int) -> list[int]:
+    """Return a prompt that no server has seen."""
+    return [Random().randrange(3, VOCAB) for _ in range(count)]
+
+
+def warm_up(url: str) -> None:
+    for _ in range(2):
+        asyncio.run(ask_unknown(url))
+
+
+async def ask_unknown(url: str) -> float:
+    """Return the seconds until all prompts, which begin like no other, have their answers."""
+    began, prompts = perf_counter(), [new_tokens(size) for size in UNKNOWN]
+    answers = await asyncio.gather(*(ask(url, prompt, UNKNOWN_OUT) for prompt in prompts))
+    assert not any(answer.read.num_cached for answer in answers)
+    return max(answer.read.token_at[-1] for answer in answers) - began
+
+
+def nothing(args: argparse.Namespace, model: Path, folder: Path) -> None:
+    flags = ("--set", "schedule.refuse_ttfts=0", "--jobs-directory", str(folder / "jobs"), *args.flags)
+    took = list[list[float]]([[], []])
+    with ExitStack() as stack:
+        ours, without = (
+            stack.enter_context(serve(model, *flags, *more)).url for more in ((), ("--set", "schedule.reuse=false"))
+        )
+        warm_up(ours), warm_up(without)
+        for turn in range(args.turns):
+            for place, url in ((0, ours), (1, without)) if turn % 2 else ((1, without), (0, ours)):
+                sleep(SETTLES_S)
+                took[place].append(asyncio.run(ask_unknown(url)))
+    time, baseline = (1e3 * median(seconds) for seconds in took)
+    report("nothing to find: time", time, "ms", baseline=baseline)
+    ratio = median(with_cache / without_it for with_cache, without_it in zip(*took, strict=True))
+    report("nothing to find: time, of that without the prefix cache", ratio, "1", goal=NOTHING_SHARE)
+
+
+def all_begun_s(url: str, choices: int) -> float:
+    """Return the seconds until each of these choices of a new prompt has a token."""
+    body = {"model": NAME, "prompt": new_tokens(SYSTEM), "n": choices, "max_tokens": 4, "seed": 1, "temperature": 1.0}
+    asked = Request(
+        f"{url}/v1/completions",
+        json.dumps({**body, "stream": True, "return_token_ids": True, "ignore_eos": True}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    began, begun = perf_counter(), dict[int, float]()
+    with urlopen(asked) as answer:
+        for line in answer:
+            if line.startswith(b"data: {"):
+                for choice in json.loads(line[len("data: ") :])["choices"]:
+                    begun.setdefault(choice["index"], perf_counter() - began)
+    assert len(begun) == choices, f"{len(begun)} choices"
+    return max(begun.values())
+
+
+def siblings(args: argparse.Namespace, model: Path, folder: Path) -> None:
+    with serve(model, "--jobs-directory", str(folder / "jobs"), *args.flags) as deployment:
+        warm_up(deployment.url)
+        took = list[tuple[float, ...]]()
+        for _ in range(args.turns):
+            sleep(SETTLES_S)
+            took.append(tuple(all_begun_s(deployment.url, choices) for choices in (1, SIBLINGS)))
+    one, every = (1e3 * median(pair[place] for pair in took) for place in (0, 1))
+    report(f"n = {SIBLINGS}: first tokens", every, "ms", baseline=one)
+    ratio = median(many / single for single, many in took)
+    report(f"n = {SIBLINGS}: first tokens, of those of n = 1", ratio, "1", goal=SIBLINGS_SHARE)
+
+
+def memory(args: argparse.Namespace, model: Path, folder: Path) -> None:
+    chats = {**CHAT, "rate": 2.0, "ttft_s": DEFAULT.ttft_s, "tbt_s": DEFAULT.tbt_s}
+    load = save_load(folder / "long.yaml", LONG_S, chats, {**DOCUMENT, **IN_FLIGHT, **LONG})
+    runs = list[ChatRuns]()
+    for drops in (DROPS_KV, ()):
+        with serve(model, "--jobs-directory", str(folder / "jobs"), *args.flags, *SHORT, *drops) as deployment:
+            warm_up(deployment.url)
+            runs.append(ChatRuns([played(deployment.url, load, IdWording(Random()))], LONG_S))
+    dropping, ours = runs
+    for name, of, goal in (
+        ("documents while chats come", lambda run: run.meanwhile_tokens_s, MEMORY_SHARE),
+        ("documents", lambda run: run.tokens_s, None),
+    ):
+        report(f"memory for half: {name}", of(ours), "tokens/s", baseline=of(dropping))
+        report(f"memory for half: {name}, of dropped KV", of(ours) / of(dropping), "1", goal=goal, at_least=True)
+    report("memory for half: chats attained", ours.attained, "%", baseline=dropping.attained)
+
+
+PARTS = {"steps": measure, "nothing": nothing, "siblings": siblings, "memory": memory}
+
+
 def main() -> None:
     parser = command(__doc__)
-    parser.add_argument("--documents", type=int, default=32, help="in flight")
-    parser.add_argument("--windows", type=int, default=5)
+    parser.add_argument("--parts", type=several(str, PARTS), default=["steps"], help=", ".join(PARTS))
+    parser.add_argument("--turns", type=int, default=10, help="nothing, siblings: loads of each kind")
+    parser.add_argument("--documents", type=int, default=32, help="steps: in flight")
+    parser.add_argument("--windows", type=int, default=5, help="steps")
     parser.add_argument("--window", type=float, default=4.0, help="seconds of served steps that are run again")
     parser.add_argument("--model", type=Path, help="a model folder with a tokenizer, in place of random weights")
     parser.add_argument("flags", nargs="*", help="more flags for `alignedserve serve`, after --")
     args = parser.parse_args()
     with TemporaryDirectory() as folder:
-        measure(args, Path(folder))
+        model = args.model or llama160m(Path(folder) / "model")
+        for part in args.parts:
+            PARTS[part](args, model, Path(folder))
     sys.exit(status())
 
 
