@@ -24,7 +24,7 @@ import torch
 
 from alignedserve.core import StepFailure, StepPlan, StepResult
 from alignedserve.engine.device.devices import use
-from alignedserve.engine.sampling.reading import Begun
+from alignedserve.engine.sampling.reading import Begun, Done
 from alignedserve.kernels.common.decoder import Pauses
 from alignedserve.kernels.common.failing import noticing_loss
 from alignedserve.protocol.events import Post, StepDone
@@ -67,7 +67,10 @@ class DeviceQueue:
             begun = begin(plan)
             began += self._paused_s - paused_s
             self._has_failed = begun.has_failed
-            self._reading = self._reader.submit(self._read, begun, began, post)
+            if isinstance(begun, Done) and not self._is_reading:  # nothing to wait for: no other thread is woken
+                self._read(begun, began, post)
+            else:
+                self._reading = self._reader.submit(self._read, begun, began, post)
 
         self._add(work, post)
 
@@ -150,6 +153,11 @@ class DeviceQueue:
     def _break(self, error: BaseException, post: Post) -> None:
         self._broken = error if isinstance(error, Exception) else RuntimeError(f"a library has failed: {error!r}")
         post(self._broken)
+
+    @property
+    def _is_reading(self) -> bool:
+        """Return whether the result of an earlier step is still to be posted."""
+        return self._reading is not None and not self._reading.done()
 
     def _await_steps(self) -> None:
         if self._reading is not None:

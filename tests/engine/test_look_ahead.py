@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -199,6 +200,37 @@ def test_a_step_that_goes_on_from_a_failed_step_fails_too() -> None:
     failures = [event.result.failure for event in done if isinstance(event, StepDone)]
     assert [failure is not None for failure in failures] == [True, True, False, False]
     assert begun == [1, 3, 4]
+
+
+def test_a_result_that_is_here_wakes_no_other_thread_and_overtakes_none() -> None:
+    in_order, posted, may_read = DeviceQueue(CPU), queue.Queue[tuple[int, str]](), threading.Event()
+
+    class Unread:
+        """A step that the device still runs."""
+
+        has_failed = False
+
+        def __init__(self, number: int) -> None:
+            self._number = number
+
+        def result(self) -> StepResult:
+            may_read.wait(DEADLINE_S)
+            return StepResult(self._number, ())
+
+    def post(event: Event | Exception) -> None:
+        assert isinstance(event, StepDone)
+        posted.put((event.result.number, threading.current_thread().name.partition("_")[0]))
+
+    def here(plan: StepPlan) -> Done:
+        return Done(StepResult(plan.number, ()))
+
+    in_order.step(PLAIN, here, post)
+    assert posted.get(timeout=DEADLINE_S) == (PLAIN.number, "work")
+    in_order.step(replace(PLAIN, number=2), lambda plan: Unread(plan.number), post)
+    in_order.step(replace(PLAIN, number=3), here, post)
+    may_read.set()
+    assert [posted.get(timeout=DEADLINE_S)[0] for _ in range(2)] == [2, 3]
+    in_order.close()
 
 
 def test_what_is_no_step_waits_for_those_before_it() -> None:
