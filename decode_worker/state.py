@@ -162,11 +162,17 @@ class DecodeCore:
 
     def handle(self, event: events.Event, now: float) -> list[Command]:
         """Let the parts hear the event, then do what there is to do in each turn."""
+        return [*self.hear(event, now), *self.act(now)]
+
+    def hear(self, event: events.Event, now: float) -> list[Command]:
+        """Let the parts hear the event: a step's tokens go out before the next step is planned."""
         self.log.decisions.now = now
-        commands = self._on_event(event, now)
-        for act in self._turn:
-            commands += act(now)
-        return commands
+        return self._on_event(event, now)
+
+    def act(self, now: float) -> list[Command]:
+        """Do what there is to do in each turn."""
+        self.log.decisions.now = now
+        return [command for act in self._turn for command in act(now)]
 
     def _on_event(self, event: events.Event, now: float) -> list[Command]:
         commands: list[Command] = []

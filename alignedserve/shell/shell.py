@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 from alignedserve.errors import AlignedServeError, WireError
 from alignedserve.policies.guard import Failures
 from alignedserve.protocol.at_work import AtWork, attempts_of
 from alignedserve.protocol.commands import Command, Send
-from alignedserve.protocol.events import Event, Post, Unsent
+from alignedserve.protocol.events import Event, Post, StepDone, Unsent
 from alignedserve.protocol.membership import membership_of
 from alignedserve.protocol.messages import ROUTER, Figures, Life, Member, Message, Progress
 from alignedserve.shell import journal
 from alignedserve.shell.clock import Clock
 from alignedserve.shell.links import LinkFull, Links
 from alignedserve.shell.process import OwnProcess
-from alignedserve.shell.turn import Core, Hands, NoHands, TurnLoop
+from alignedserve.shell.turn import Core, CoreInTwo, Decide, Hands, NoHands, TurnLoop
 
 log = logging.getLogger("alignedserve.shell")
 
@@ -53,6 +54,7 @@ class Shell(TurnLoop):
         super().__init__(core, hands or NoHands(), membership_of(links.name, links.incarnation, lives), clock)
         self._links, self._begin_aside, self._own = links, begin_aside, OwnProcess(failures)
         self._give_up_on, self._at_work = give_up_on, at_work or AtWork()
+        self._in_two = core if isinstance(core, CoreInTwo) else None
         self._posted: deque[Event | Exception] = deque()  # results of work, and what other threads post
 
     def run(self, first: Iterable[Command] = (), turns: Callable[[], None] = lambda: None) -> None:
@@ -107,6 +109,12 @@ class Shell(TurnLoop):
             self._at_work.on(())  # no request is the cause
             raise
         self._at_work.on(before)
+
+    def _decisions(self, event: Event) -> Sequence[Decide]:
+        """Have the tokens of a step sent before the next step is planned: other processes hand them on meanwhile."""
+        if self._in_two is not None and isinstance(event, StepDone):
+            return partial(self._in_two.hear, event), self._in_two.act
+        return super()._decisions(event)
 
     def _failed(self, event: Event, error: BaseException) -> Iterable[Command]:
         if isinstance(error, AlignedServeError):

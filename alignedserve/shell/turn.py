@@ -19,14 +19,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import inf
-from typing import Protocol, get_args
+from typing import Protocol, TypeAlias, get_args, runtime_checkable
 
 from alignedserve.protocol.commands import Beside, Command, Deliver, End, Send, SetTimer, Work
 from alignedserve.protocol.events import Event, MemberJoined, MemberLost, Received, TimerFired
 from alignedserve.protocol.membership import Membership
 from alignedserve.protocol.messages import ROUTER, Heartbeat, Member, Members, Message
+
+Decide: TypeAlias = Callable[[float], list[Command]]  # a part of what a core does at an event; now is given
 
 _TAKES_TIME: tuple[type, ...] = get_args(Work) + get_args(Beside)
 
@@ -36,6 +39,17 @@ class Core(Protocol):
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Return what is to be done after this event."""
+
+
+@runtime_checkable
+class CoreInTwo(Core, Protocol):
+    """A core that handles an event in two parts, so that what follows from the first is done before the second."""
+
+    def hear(self, event: Event, now: float) -> list[Command]:
+        """Return what the event says; `act` comes next."""
+
+    def act(self, now: float) -> list[Command]:
+        """Return what is to be done now, whatever has happened."""
 
 
 class Hands(Protocol):
@@ -164,15 +178,21 @@ class TurnLoop(ABC):
 
     def _deliver(self, event: Event) -> None:
         """Tell the core of the event and perform what it commands. A process that has ended hears nothing more."""
-        if not self.alive:
-            return
-        try:
-            commands = self.core.handle(event, self._clock.now())
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # also what a library in Rust raises where it panics
-            commands = self._failed(event, error)
-        self.perform(commands)
+        for decide in self._decisions(event):
+            if not self.alive:
+                return
+            try:
+                commands = decide(self._clock.now())
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # also what a library in Rust raises where it panics
+                self.perform(self._failed(event, error))
+                return
+            self.perform(commands)
+
+    def _decisions(self, event: Event) -> Sequence[Decide]:
+        """Return how the core handles the event: the commands of each part are performed before the next part."""
+        return (partial(self.core.handle, event),)
 
     def _failed(self, event: Event, error: BaseException) -> Iterable[Command]:
         """Return what to do where the core has failed at an event, or end with the error."""

@@ -436,3 +436,37 @@ def test_figures_say_what_process_they_come_from_unless_they_are_handed_on(route
     assert found.resident_bytes > 1 << 20
     assert found.num_files > 2
     assert 0 < time.time() - found.started_at < 86_400
+
+
+class InTwo(Bench):
+    """A core that sends what a step brought, and then orders the next."""
+
+    def hear(self, event: Event, now: float) -> list[Command]:
+        return [Send(ROUTER, AskPages(7))]
+
+    def act(self, now: float) -> list[Command]:
+        self.sent_before = [event for event in wait_for(self.to, 1) if isinstance(event, Received)]
+        return [AT_ONCE]
+
+    to: Links
+
+
+def test_what_a_step_brought_is_sent_before_the_next_step_is_planned(router: Links, worker: Links) -> None:
+    bench = InTwo(worker, END)
+    bench.to = router
+    bench.shell.post(StepDone(StepResult(1, ())))
+    assert bench.run() == [END]
+    assert [event.message for event in bench.sent_before] == [AskPages(7)]
+
+
+def test_a_core_that_fails_as_a_step_ends_plans_no_other(worker: Links) -> None:
+    class Fails(InTwo):
+        def hear(self, event: Event, now: float) -> list[Command]:
+            raise KeyError("a bug")
+
+        def act(self, now: float) -> list[Command]:
+            pytest.fail("this core has failed")
+
+    bench = Fails(worker, give_up_on=lambda _: [AT_ONCE])
+    bench.shell.post(StepDone(StepResult(1, ())))
+    assert bench.run() == [END]
