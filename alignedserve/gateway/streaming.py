@@ -26,7 +26,8 @@ from alignedserve.gateway.openai.writing import ascii_json, json_parts
 
 DONE = b"data: [DONE]\n\n"
 BLOCKED_S = 2.0  # that a client may read nothing before its requests are paused
-_MARK = secrets.token_hex(16)  # stands for the text where a chunk is split; no client can have sent it
+# These stand for the text and the token where a chunk is split; no client can have sent them.
+_MARK, _MARK_TOKEN = secrets.token_hex(16), (1 << 62) + secrets.randbits(62)
 
 
 def event(body: dict[str, Any]) -> bytes:
@@ -41,30 +42,44 @@ def event_parts(body: dict[str, Any]) -> Iterator[bytes]:
     yield b"\n\n"
 
 
+class _ChunkLike:
+    """A chunk that has marks in the places of its text and, where the client asked for it, of its token."""
+
+    def __init__(self, marked: str) -> None:
+        self._before_ids, mark, after = marked.partition(str(_MARK_TOKEN))
+        self._around = (after if mark else marked).split(_MARK)
+        self._has_ids = bool(mark)
+
+    def filled(self, text: str, tokens: tuple[int, ...]) -> str:
+        written = encode_basestring_ascii(text)[1:-1].join(self._around)
+        return f"{self._before_ids}{','.join(map(str, tokens))}{written}" if self._has_ids else written
+
+
 class Chunks:
     """Encodes the chunks of one answer as server-sent events.
 
-    Most chunks differ from the chunk before in their text only, or in their reasoning only. So the bytes around the
-    text of a choice's first such chunk are kept, and of each later chunk only the text is encoded.
+    Most chunks differ from the chunk before in their text only, or in their reasoning only, and in the ids of their
+    tokens where the client asked for these. So what is around them in a choice's first such chunk is kept, and of each
+    later chunk only the text and the ids are encoded.
     """
 
     def __init__(self, shape: AnswerShape) -> None:
         self._shape = shape
-        self._around_reasoning: dict[int, list[str]] = {}  # choice -> what is around the reasoning of its chunks
-        self._around_text: dict[int, list[str]] = {}
+        self._like_reasoning: dict[int, _ChunkLike] = {}  # choice -> how its chunks with nothing but reasoning look
+        self._like_text: dict[int, _ChunkLike] = {}
 
     def event(self, number: int, piece: AnswerPiece) -> bytes | None:
         """Return the event of a piece, or None if the piece needs no chunk."""
-        text, kept = piece.text or piece.reasoning, self._around_text if piece.text else self._around_reasoning
+        text, kept = piece.text or piece.reasoning, self._like_text if piece.text else self._like_reasoning
         if piece.calls or piece.finish is not None or not text or (piece.text and piece.reasoning):
             return self._whole(number, piece)
-        if (around := kept.get(number)) is not None:
+        if (like := kept.get(number)) is not None:
             self._shape.count(number, piece)
-            return encode_basestring_ascii(text)[1:-1].join(around).encode()
-        written = self._whole(number, piece)
-        like = AnswerPiece(_MARK, (), None) if piece.text else AnswerPiece("", (), None, reasoning=_MARK)
-        if (chunk := self._shape.chunk_like(number, like)) is not None:
-            kept[number] = event(chunk).decode().split(_MARK)
+            return like.filled(text, piece.tokens).encode()
+        written, tokens = self._whole(number, piece), (_MARK_TOKEN,)
+        marked = AnswerPiece(_MARK, tokens, None) if piece.text else AnswerPiece("", tokens, None, reasoning=_MARK)
+        if (chunk := self._shape.chunk_like(number, marked)) is not None:
+            kept[number] = _ChunkLike(event(chunk).decode())
         return written
 
     def _whole(self, number: int, piece: AnswerPiece) -> bytes | None:

@@ -24,9 +24,12 @@ FIELDS: list[dict[str, Any]] = [
     {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     {"return_token_ids": True},
     {"n": 2},
+    {"n": 2, "return_token_ids": True, "stream_options": {"include_usage": True}},
 ]
 
-pieces = st.lists(st.tuples(st.integers(0, 1), st.builds(AnswerPiece, st.text(max_size=8), st.just((5,)), st.none())))
+texts, tokens = st.text(max_size=8), st.lists(st.integers(0, 200_000), min_size=1, max_size=3).map(tuple)
+reasonings = st.builds(AnswerPiece, st.just(""), tokens, st.none(), reasoning=texts)
+pieces = st.lists(st.tuples(st.integers(0, 1), st.builds(AnswerPiece, texts, tokens, st.none()) | reasonings))
 ends = [(number, AnswerPiece("end", (2,), FinishReason.STOP)) for number in (0, 1)]
 
 
@@ -50,6 +53,8 @@ def test_a_stream_is_the_same(
     whole, parts = shape(), shape()
     chunks = Chunks(parts)
     for number, piece in [*said, *ends]:
+        if kind is CompletionRequest and piece.reasoning:  # these have none
+            continue
         chunk = whole.chunk(number, piece)
         assert chunks.event(number, piece) == (None if chunk is None else event(chunk))
     assert parts.usage_chunk({}) == whole.usage_chunk({})

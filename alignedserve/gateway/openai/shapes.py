@@ -170,10 +170,11 @@ class AnswerShape(ABC):
         return self._chunk(self._chunk_choice(number, piece, first, table))
 
     def chunk_like(self, number: int, piece: AnswerPiece) -> dict[str, Any] | None:
-        """Return the chunk of a piece that has text or reasoning alone, after the choice's first piece.
+        """Return the chunk of a piece that has text or reasoning alone, after the choice's first piece; the ids of its
+        tokens, if there are any, come before the text.
 
-        Return None if the chunks of such pieces differ in more than their text."""
-        if self.with_ids or self.with_logprobs or self.options.continuous_usage_stats:
+        Return None if the chunks of such pieces differ in more than their text and their ids."""
+        if self.with_logprobs or self.options.continuous_usage_stats:
             return None
         return self._chunk(self._chunk_choice(number, piece, False, None))
 
