@@ -62,6 +62,7 @@ LONG = {"prompt": "64-128", "output": "400-600", "max_tokens": 600, "in_flight":
 LONG_S = 30.0
 MEMORY_SHARE = 1.2  # of the tokens/s without kept KV
 SHORT = ("--kv-memory-mb", "282")  # of 8,000 tokens: in the mean of its half minute the load needs about 16,000
+REFUSES_NONE = ("--set", "schedule.refuse_ttfts=0")
 DROPS_KV = ("--set", "schedule.reuse=false", "--set", "schedule.evict=false")
 
 
@@ -218,7 +219,7 @@ async def ask_unknown(url: str) -> float:
 
 
 def nothing(args: argparse.Namespace, model: Path, folder: Path) -> None:
-    flags = ("--set", "schedule.refuse_ttfts=0", "--jobs-directory", str(folder / "jobs"), *args.flags)
+    flags = (*REFUSES_NONE, "--jobs-directory", str(folder / "jobs"), *args.flags)
     took = list[list[float]]([[], []])
     with ExitStack() as stack:
         ours, without = (
@@ -254,7 +255,7 @@ def all_begun_s(url: str, choices: int) -> float:
 
 
 def siblings(args: argparse.Namespace, model: Path, folder: Path) -> None:
-    with serve(model, "--jobs-directory", str(folder / "jobs"), *args.flags) as deployment:
+    with serve(model, *REFUSES_NONE, "--jobs-directory", str(folder / "jobs"), *args.flags) as deployment:
         warm_up(deployment.url)
         took = list[tuple[float, ...]]()
         for _ in range(args.turns):
@@ -272,7 +273,7 @@ def memory(args: argparse.Namespace, model: Path, folder: Path) -> None:
     runs = list[ChatRuns]()
     for drops in (DROPS_KV, ()):
         with serve(model, "--jobs-directory", str(folder / "jobs"), *args.flags, *SHORT, *drops) as deployment:
-            warm_up(deployment.url)
+            asyncio.run(ask(deployment.url, [3] * 20, 4))
             runs.append(ChatRuns([played(deployment.url, load, IdWording(Random()))], LONG_S))
     dropping, ours = runs
     for name, of, goal in (
