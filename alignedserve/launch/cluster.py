@@ -1,14 +1,16 @@
-"""Join a Ray cluster that is there already (`ray up`, `ray start`, KubeRay), and plan a deployment on its nodes.
+"""Serve on Ray: on a Ray of its own on this machine, or on a cluster that is there (`ray up`, `ray start`, KubeRay).
 
-The launcher runs on the node whose address users know, with the router and the gateway beside it; placing.py says
-which parts go where, and ray_actors.py keeps them. Links have keys, which travel to the parts with their specs.
+On a cluster the launcher runs on the node whose address users know, with the router and the gateway beside it;
+placing.py says which parts go where. Links have keys, which travel to the parts with their specs.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,28 +18,44 @@ from typing import Any
 
 from alignedserve.architectures.model_source import at_revision_of, without_revision
 from alignedserve.config.choices import DeviceKind
-from alignedserve.config.config import Config, dump
+from alignedserve.config.config import Config
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
-from alignedserve.launch.ending import BoundedEnd
-from alignedserve.launch.keeper import say
+from alignedserve.launch.actors import LOOK_S, Actors, placing_of
+from alignedserve.launch.bounded import BoundedEnd
+from alignedserve.launch.deployment import Deployment
+from alignedserve.launch.host import say
+from alignedserve.launch.orders import Reloading
 from alignedserve.launch.placing import NAMED, Group, NodeType, NoPlace, Placing, node_types
-from alignedserve.launch.plan import new_deployment, parts_of
-from alignedserve.launch.ray_actors import LINES, LOOK_S, OnRay, import_ray, job_config, placing_of
-from alignedserve.launch.reloading import Reloading
+from alignedserve.launch.plan import new_deployment, parts_of, specs_of
 from alignedserve.protocol.messages import rank_of
-from alignedserve.shell.clock import ClockOrigin
-from alignedserve.shell.control import door_of
+from alignedserve.safe_path import ABOVE
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import PartSpec
 from alignedserve.sizing.model_folder import model_folder
 from alignedserve.store.storage import check_storage
 
 CONNECT_S = 5.0
+STORE_BYTES = 80 << 20  # of Ray's object store, about its smallest size: nothing is put there
+LOGS_S = 0.5  # for the last log lines of the parts to come through Ray, which looks for them every 0.1 s
+
+# Variables that Ray reads as it is imported and hands on to its processes.
+LINES = {  # for the log lines of parts, which Ray brings to the launcher's output
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_DISABLE_WORKER_LOG_PREFIX": "1",  # our lines name their part
+    "RAY_COLOR_PREFIX": "0",
+}
+SETTINGS = {
+    **LINES,
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens on loopback only: on every system, whatever the name says
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray hides no device from parts that ask it for none
+}
 
 
 def serve_on_cluster(config: Config, reloading: Reloading) -> int:
-    """Serve until stopped, and return the exit code."""
+    """Serve on the nodes of a cluster until stopped, and return the exit code."""
     os.environ.update(LINES)
     ray = import_ray()
     # All nodes get this config. A model's folder or file has the same path on every node; each node itself fetches a
@@ -54,9 +72,43 @@ def serve_on_cluster(config: Config, reloading: Reloading) -> int:
         with bind(host, 0) as router:  # bound as long as this process lives, as in `serve`
             config, groups = _wait_for_nodes(ray, config, types)
             specs = _plan(config, groups, host, f"tcp://{host}:{router.getsockname()[1]}")
-            return OnRay(ray, config, specs, reloading, ending, groups, types=types).run()
+            host = Actors(ray, config, specs[0].deployment, groups, types=types)
+            deployment = Deployment(config, specs, reloading, host, ending=ending)
+            deployment.hear_signals()  # also while it waits for room
+            with host.reserved():
+                return deployment.run()
     finally:
         ending.begin()
+        ray.shutdown()
+
+
+def serve_on_ray(config: Config, specs: Sequence[PartSpec], reloading: Reloading) -> int:
+    """Serve on a Ray of the deployment's own until stopped, and return the exit code."""
+    # A key for this deployment only; otherwise Ray shares one key among all and keeps it in the home directory.
+    os.environ.update(SETTINGS, RAY_AUTH_TOKEN=secrets.token_hex(32))
+    ray = import_ray()
+    group = {spec.name: {"CPU": 1.0} for spec in specs}  # the parts of a node share its memory: placed together
+    ending = BoundedEnd(config.server.drain_s)
+    host = Actors(ray, config, specs[0].deployment, [group], is_own=True)
+    deployment = Deployment(config, specs, reloading, host, ending=ending)
+    deployment.hear_signals()  # also while Ray starts, which takes seconds
+    try:
+        ray.init(
+            address="local",  # its own, also where another Ray runs
+            job_config=job_config(ray),
+            num_cpus=len(specs),  # processes that Ray starts at once, for the actors
+            object_store_memory=STORE_BYTES,
+            include_dashboard=False,
+            logging_level="warning",
+        )
+    except Exception as error:  # Ray raises errors of many kinds here
+        raise AlignedServeError(f"Ray does not start: {error}") from error
+    try:
+        with host.reserved():
+            return deployment.run()
+    finally:
+        ending.begin()
+        time.sleep(LOGS_S)
         ray.shutdown()
 
 
@@ -121,16 +173,21 @@ def _advice(config: Config, decided: Config) -> str:
 
 def _plan(config: Config, groups: Sequence[Group], host: str, router: str) -> list[PartSpec]:
     """Return the specs of all parts; several nodes with workers have several pools."""
-    deployment, tree = new_deployment(), dump(config)
-    door, origin = str(door_of(config.server.port)), ClockOrigin.read()
     parts = [(Role(name.partition("-")[0]), name, rank_of(name)) for group in groups for name in group]
     here = [(role, name, 0) for role, name in parts_of(config) if role not in NAMED]
-    return [
-        PartSpec(
-            *(role, name, "" if role in NAMED else "head", deployment, host, router, tree, origin),
-            rank=rank,
-            door=door,
-            lends=config.lends and role is Role.PREFILL,
-        )
-        for role, name, rank in (*here, *parts)
-    ]
+    return specs_of(config, [*here, *parts], lambda r: "" if r in NAMED else "head", new_deployment(), host, router)
+
+
+def job_config(ray: Any) -> Any:
+    """Return the settings of our job: its actors find modules where this process does.
+
+    Ray would put the working directory first on their path, but for jobs that it takes for those of a remote client."""
+    return ray.job_config.JobConfig(_client_job=True, _py_driver_sys_path=[] if ABOVE in sys.path else [ABOVE])
+
+
+def import_ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise AlignedServeError("the launcher ray needs Ray: pip install 'alignedserve[ray]'") from None
+    return ray

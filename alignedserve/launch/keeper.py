@@ -1,509 +1,387 @@
-"""The keeper of a deployment: it starts the parts, starts a part again that has ended, adds and retires workers, and
-stops all parts in the end. orders.py has what users order meanwhile.
+"""The keeper of a deployment decides what becomes of each part: when it starts, pauses, is retired or ended.
 
-All launchers do the same when a part ends; each launcher says how a part is started and ended.
+    start ──▶ its process is there ──▶ it runs ──▶ it ends ──▶ next life; after quick deaths in a row it pauses first
+                                          └─ retired ──▶ it ends, and is forgotten
+
+This is plain Python. A host (host.py) starts and ends the parts, deployment.py brings events and the clock, and
+orders.py has what users order meanwhile.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
-import sys
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
-from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
-from alignedserve.cli.terminal.interrupt import RemembersCtrlC
-from alignedserve.config.choices import LogFormat
-from alignedserve.config.config import Config
+from alignedserve.config.config import Config, dump, parse, reloaded
 from alignedserve.core import OWNERS, WORKERS, Role
 from alignedserve.errors import AlignedServeError
-from alignedserve.launch.bounded_calls import NoAnswer
-from alignedserve.launch.keeper_events import KeeperEvent, KeeperEvents, PartEnded, PartTask, Ready, TimeToLook
-from alignedserve.launch.plan import LaunchMachine
-from alignedserve.launch.ready import announce_when_ready
-from alignedserve.launch.reloading import Reloading, hears_hangup
-from alignedserve.launch.restarting import PartChange
-from alignedserve.launch.start_screen import StartScreen
+from alignedserve.launch.host import Host, NoAnswer, PartBegan, PartEnded, PartEvent, PartTask
 from alignedserve.launch.starts import Starts
-from alignedserve.launch.succession import Left
-from alignedserve.protocol.messages import LAUNCHER, ROUTER, Died, Life, Retire, Started, rank_suffix
-from alignedserve.shell.control import Door, HeardOrder, LauncherOrder
+from alignedserve.protocol.messages import ROUTER, Attempt, Died, Life, Retire, Started, rank_suffix, worker_of
+from alignedserve.shell.control import HeardOrder
 from alignedserve.shell.exit_code import ExitCode
-from alignedserve.shell.inboxes import inbox
-from alignedserve.shell.link_keys import DeploymentKeys
-from alignedserve.shell.links import Pulse
-from alignedserve.shell.logs import set_up
-from alignedserve.shell.part import PartSpec
-from alignedserve.shell.signs import SignInbox
-from alignedserve.shell.work_note import note_of, read
 from alignedserve.signs import Sign, Stage
 
-STOPS = (signal.SIGINT, signal.SIGTERM)
+if TYPE_CHECKING:
+    from alignedserve.shell.part import PartSpec
+
 GRACE_S = 5.0  # between asking a process to stop and killing it
 QUICK_DEATH_S = 5.0  # a part that ends before it runs, or sooner after that, has died quickly
 MOST_QUICK_DEATHS = 3  # in a row: then a part pauses before it starts again, or ends a deployment that never served
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 30.0  # each pause is twice the pause before
-LOOK_S, LOOK_AGAIN_S = 0.5, 2.0  # between two looks at parts, while one is starting and when all run
+
+
+class Change(Enum):
+    """What becomes of a part."""
+
+    RUNS = 1
+    IS_OVER = 2  # a life of the part has ended
+    LEFT_OUT = 3  # it was not planned and cannot run: it is not started again
+
+
+class Outside(Protocol):
+    """To whom a keeper speaks."""
+
+    def say(self, line: str) -> None:
+        """Tell the user."""
+
+    def tell_router(self, message: Died | Retire) -> None: ...
+
+    def tell_lives(self, lives: Started) -> None:
+        """Tell the router, now and again and again."""
+
+    def work_of(self, spec: PartSpec) -> tuple[Attempt, ...]:
+        """Return what a part that has ended was working on."""
+
+    def remember(self) -> None:
+        """Write down what the next launcher needs to go on with the parts."""
 
 
 @dataclass
-class _PartLife:
-    """One life of a part, from a start to its end."""
-
-    spec: PartSpec
-    is_first: bool
-    quick_deaths: int  # in a row, of the lives before it
+class KeptPart:
+    spec: PartSpec  # of its newest life
+    is_alive: bool = False
     began_at: float = math.inf
     ran_at: float = math.inf  # when it first ran, all loaded
 
 
-@dataclass(frozen=True)
-class NewPlace:
-    """The place of a worker that was not planned."""
+@dataclass
+class Unit:
+    """A worker with all its ranks, or another part alone: what starts and ends together."""
 
-    pools: Sequence[str] = ()  # pools to start with the worker
-    lacks: str = ""  # why the worker waits for a place, if it does
+    parts: list[KeptPart] = field(default_factory=list)
+    num_starts: int = 0
+    quick_deaths: int = 0  # in a row
+    is_paused: bool = False  # it has ended, and is started again after a pause
+    is_untried: bool = False  # it was not planned and never ran: if it cannot, it is left out
+    is_retiring: bool = False
+    asked: HeardOrder | None = None  # to answer when it has retired
+
+    @property
+    def spec(self) -> PartSpec:
+        return self.parts[0].spec
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def role(self) -> Role:
+        return self.spec.role
+
+    @property
+    def is_there(self) -> bool:
+        """Return whether it has a process: it neither waits for a place nor pauses."""
+        return not self.is_paused and self.parts[0].began_at < math.inf
 
 
-class Keeper(ABC):
-    """Starts every part, starts a part again that has ended, and stops them all."""
-
+class Keeper:
     def __init__(
         self,
         config: Config,
-        specs: Sequence[PartSpec],
-        reloading: Reloading,
-        machine: LaunchMachine | None = None,
-        left: Left | None = None,
+        specs: Iterable[PartSpec],
+        host: Host,
+        outside: Outside,
+        clock: Callable[[], float],
+        before: Mapping[str, Life] | None = None,
     ) -> None:
-        """`machine` gives each rank of a worker a device; on the nodes of a cluster Ray does. Of the parts that
-        another launcher has `left`, those that run go on, with their keys."""
-        self._config, self._specs, self._reloading, self._machine = config, list(specs), reloading, machine
-        self._lives: dict[str, _PartLife] = {}
-        self._keys = left.record.keys if left else DeploymentKeys.new()
-        router, interval_s = self._specs[0].router, config.wire.heartbeat_s
-        self._to_router = Pulse(LAUNCHER, 0, Started(()), router, interval_s, self._keys.launcher)
-        self._newest: dict[str, Life] = {}  # name -> the newest life of each part, also of those that have gone
-        self._left: set[str] = set()  # parts with a newest life from another launcher, which goes on
-        self._replaces_left = left is not None and left.is_other_version
-        if left is not None:
-            self._newest |= left.record.lives
-            self._left |= left.processes.keys()
-            self._lives |= {spec.name: _PartLife(spec, is_first=False, quick_deaths=0) for spec in specs}
-        self._alive: set[str] = set()
-        self._retiring: dict[str, HeardOrder | None] = {}  # workers and pools that are to end -> the order to answer
-        self._added: set[str] = set()  # workers that were not planned and never ran: if one cannot, it is left out
-        self._paused: set[str] = set()  # workers and other parts that are started again after a pause
-        self._events = KeeperEvents()
-        first = self._specs[0]
-        address = inbox(first.deployment, LAUNCHER) if first.is_private else f"tcp://{first.host}:*"
-        self._signs = SignInbox(address, self._keys.parts, self._events.put)
-        self._starts = Starts(config.launch.quiet_s, time.monotonic(), config.launch.still_s)
-        if left is not None and left.record.has_served:
-            self._starts.is_open = True
-        self._screen = StartScreen(sys.stderr, config.log.format is LogFormat.TEXT)
-        self._orders_to_stop: list[HeardOrder] = []  # their connections end with this process
-        self._drains = False  # whether it stops by request, with requests that go on
-        self._kept = frozenset(Role)  # roles whose parts are started again when they end
-        self._is_hurried = False  # by a second signal
+        """`before` has the newest life of each part where another launcher has started them."""
+        self.config, self.units = config, dict[str, Unit]()
+        for spec in specs:
+            self.units.setdefault(spec.worker, Unit(num_starts=int(before is not None))).parts.append(KeptPart(spec))
+        self.newest = dict(before or {})  # life of each part, also of those that have gone
+        self.starts = Starts(config.launch.quiet_s, clock(), config.launch.still_s)
+        self.kept = frozenset(Role)  # roles whose parts are started again when they end
+        self.drains = False  # whether it stops by request, with requests that go on
+        self.on_change: Callable[[Change, str, str], None] = lambda *_: None
+        self._host, self._outside, self._clock = host, outside, clock
 
-    @abstractmethod
-    def start(self, spec: PartSpec) -> None:
-        """Start the part; call `began` when its process is there, and `ended` once, when it has ended."""
+    @property
+    def serves(self) -> bool:
+        return bool(self.kept) and not self.drains
 
-    @abstractmethod
-    def ask_to_stop(self, parts: Collection[str]) -> None:
-        """Have the parts stop by themselves."""
+    def parts(self) -> Iterator[KeptPart]:
+        return (part for unit in [*self.units.values()] for part in unit.parts)
 
-    @abstractmethod
-    def hand_on(self, spec: PartSpec) -> None:
-        """Give a part that is alive its new settings, without waiting for it."""
+    def alive(self) -> set[str]:
+        """Return the names of the parts that have not ended. Any thread may call this."""
+        return {part.spec.name for part in self.parts() if part.is_alive}
 
-    @abstractmethod
-    def end(self, part: str) -> None:
-        """End the part now, whatever it is doing; do nothing if it has ended already."""
+    def part(self, name: str) -> KeptPart | None:
+        unit = self.units.get(worker_of(name))
+        return next((part for part in unit.parts if part.spec.name == name), None) if unit is not None else None
 
-    @abstractmethod
-    def _obey(self, asked: HeardOrder) -> None:
-        """Do what a user has ordered while it serves."""
+    # --- Lives
 
-    def _changed(self, change: PartChange, part: str, why: str = "") -> None:  # noqa: B027  (not all obey orders)
-        """Hear that a part runs, has ended or is left out."""
+    def begin(self, going_on: Collection[str] = ()) -> None:
+        """Start all parts; those that go on have a process already."""
+        for name, unit in self.units.items():
+            if (lost := self.newest.get(name)) is not None and name not in going_on:
+                self._outside.tell_router(Died(name, lost.incarnation))
+            self._start(unit, goes_on=name in going_on)
 
-    def forget(self, part: str) -> None:
-        """Free what was kept for a part that has ended for good."""
-        if self._machine is not None:
-            self._machine.leave(part)
+    def _start(self, unit: Unit, quick_deaths: int = 0, goes_on: bool = False) -> None:
+        """Start all ranks, with the same incarnation. The router hears of the life first."""
+        before = self.newest.get(unit.name)
+        num_lives = before.incarnation if before is not None else 0
+        life = Life(unit.name, unit.spec.acts_as, num_lives if goes_on else num_lives + 1)
+        self.newest[unit.name] = life
+        unit.num_starts, unit.quick_deaths, unit.is_paused = unit.num_starts + 1, quick_deaths, False
+        lives = tuple(self.newest.values())
+        self._outside.tell_lives(Started(lives))
+        # Parts that start with the router may be heard before we are: it is told the first lives of all.
+        first = (Life(name, other.spec.acts_as, 1) for name, other in self.units.items())
+        told = (*first, *lives) if unit.name == ROUTER else ()
+        for part in unit.parts:
+            part.spec = spec = replace(part.spec, incarnation=life.incarnation, lives=told)
+            part.is_alive, part.began_at, part.ran_at = True, math.inf, math.inf
+            self.starts.begin(spec.name, spec.incarnation, self._clock())
+            self._try(spec, partial(self._host.start, spec))
 
-    def remember(self) -> None:  # noqa: B027  (not all launchers can be followed)
-        """Write down what another launcher needs to go on with the parts."""
-
-    def make_place(self, worker: str) -> NewPlace:
-        """Make a place for a worker that was not planned."""
-        return NewPlace()
-
-    def goes_with(self, worker: str) -> Sequence[str]:
-        """Return the workers and pools that are of no use after this worker has gone."""
-        return ()
-
-    def began(self, part: str) -> None:
-        """Note that the process of the part is there."""
-        if (life := self._lives.get(part)) is not None:
-            life.began_at = time.monotonic()
-            self._events.put(Sign(part, life.spec.incarnation, Stage.LIBRARIES))
-            self.remember()
-
-    def ended(self, spec: PartSpec, how: object, failure: str = "") -> None:
-        """Report that a part has ended. Any thread may call this."""
-        self._events.put(PartEnded(spec.name, spec.incarnation, how, failure))
-
-    def hear_signals(self) -> None:
-        """Stop at SIGINT and SIGTERM, also at one that came before and was lost; reload at SIGHUP."""
-        if hears_hangup():
-            signal.signal(signal.SIGHUP, lambda *_: self._events.put(HeardOrder(LauncherOrder(reload=True))))
-        for number in STOPS:
-            before = signal.signal(number, lambda *_: self._events.put(None))
-            if isinstance(before, RemembersCtrlC) and before.has_come:
-                self._events.put(None)
-
-    def run(self) -> int:
-        """Run until a signal says stop, or nothing can be served; return the exit code."""
-        self.hear_signals()
-        set_up(self._config.log, LAUNCHER, "alignedserve.launch")  # for lines on a long start
+    def _try(self, spec: PartSpec, act: Callable[[], None]) -> None:
+        """Do this for a part. Where it fails, this life of the part ends: a full machine makes no process and no
+        thread, and calls to Ray raise errors of many kinds."""
         try:
-            for spec in self._specs:
-                if not spec.rank:
-                    if (lost := self._newest.get(spec.name)) is not None and spec.name not in self._left:
-                        self._to_router.say(Died(spec.name, lost.incarnation))
-                    self._start(spec.worker, quick_deaths=0)
-            announce_when_ready(self._config, lambda greeting: self._events.put(Ready(greeting)))
-            door = Door(self._config.server.port, self._events.put)
-            try:
-                return self._watch()
-            finally:
-                door.close()
-        finally:
-            self._screen.clear()
-            self._stop_all()
-            self._to_router.stop()
-            self._signs.close()
-
-    def _watch(self) -> int:
-        while (event := self._next()) is not None:
-            code = self._hear(event)
-            if code is None and self._events.is_empty():  # or a sign that has come already would be overlooked
-                code = self._look()
-            if code is not None:
-                return code
-        self._drains = True
-        within = f"within {self._config.server.drain_s:g} s"
-        say(f"it stops: open requests are finished {within}, nothing new is taken; a second signal ends it at once")
-        return ExitCode.STOPPED
-
-    def _next(self, within_s: float = math.inf) -> KeeperEvent | None:
-        """Return the next event. One comes in time to look at the parts."""
-        return self._events.next(min(within_s, LOOK_AGAIN_S if self._starts.is_over else LOOK_S))
-
-    def _look(self) -> int | None:
-        """Show how far the start is, and end what stands still: everything where no request was served yet, or else the
-        part, which starts again. A part that runs and is silent is ended too."""
-        if (silent := self._starts.silent(time.monotonic())) is not None:
-            self._screen.clear()
-            part, silent_s = silent
-            say(f"{part} runs and has given no sign of life for {silent_s:.0f} s: it is ended, and starts again")
-            self.end(part)
-        if self._starts.is_over:
-            self._screen.clear()
-            return None
-        still = self._starts.still(time.monotonic())
-        if still is None:
-            self._screen.show(self._starts.slowest)
-            return None
-        self._screen.clear()
-        if not self._starts.is_open or still.sign is None:
-            say(f"{still}: see the log above, or raise launch.quiet_s")
-            return ExitCode.BROKEN
-        say(f"{still}: it is ended, and starts again")
-        self._starts.end(still.sign.part)
-        self.end(still.sign.part)
-        return None
-
-    def _hear(self, event: KeeperEvent) -> int | None:
-        """React to an event; return an exit code if the deployment ends."""
-        match event:
-            case HeardOrder() if event.order.stop:
-                event.answer("it stops: open requests are finished, nothing new is taken")
-                self._orders_to_stop.append(event)
-                self._drains = True
-                return ExitCode.STOPPED
-            case HeardOrder() if self._drains or not self._kept:
-                event.answer("error: it stops")
-                event.done()
-            case HeardOrder():
-                self._obey(event)
-            case Ready(greeting) if self._kept and not self._drains:
-                self._starts.is_open = True
-                self.remember()
-                self._screen.clear()
-                print(greeting, flush=True)
-                for replaced in [spec.replaces for spec in self._specs if spec.replaces in self._lives]:
-                    self._retire(replaced)  # a launcher before this one was killed while it restarted parts
-                if self._replaces_left:
-                    say("the parts that it goes on with are of a version with other settings: they are replaced")
-                    self._events.put(HeardOrder(LauncherOrder(restart=True)))
-            case Sign():
-                now, life = time.monotonic(), self._lives.get(event.part)
-                self._starts.hear(event, now)
-                if event.stage is Stage.RUNS and life is not None and life.spec.incarnation == event.incarnation:
-                    life.ran_at = min(life.ran_at, now)
-                    self._added.discard(life.spec.worker)
-                    self._changed(PartChange.RUNS, life.spec.name)
-            case TimeToLook() | Ready():
-                pass
-            case _ if not self._is_news(event):
-                pass
-            case PartTask():
-                self._act(event)
-            case PartEnded():
-                code = self._is_over(event)
-                self._changed(PartChange.IS_OVER, event.part)
-                return code
-        return None
-
-    def _act(self, task: PartTask) -> None:
-        """Do the task. Where it fails, this life of the part ends: a full machine makes no process and no thread, and
-        calls to Ray raise errors of many kinds."""
-        try:
-            task.act()
+            act()
         except AlignedServeError:
             raise
         except Exception as error:
-            self.ended(self._lives[task.part].spec, error)
+            self._host.events.ended(spec, error)
 
-    def _is_over(self, ended: PartEnded) -> int | None:
+    def hear(self, event: PartEvent | Sign) -> int | None:
+        """React to an event; return an exit code if the deployment ends with it."""
+        part = self.part(event.part)
+        if isinstance(event, Sign):
+            self.starts.hear(event, self._clock())
+        if part is None or part.spec.incarnation != event.incarnation:
+            return None  # of an earlier life: a rank that was ended with its worker has a new life already
+        match event:
+            case Sign(stage=Stage.RUNS):
+                part.ran_at = min(part.ran_at, self._clock())
+                self.units[part.spec.worker].is_untried = False
+                self.on_change(Change.RUNS, event.part, "")
+            case PartBegan():
+                part.began_at = self._clock()
+                self.starts.hear(Sign(event.part, event.incarnation, Stage.LIBRARIES), part.began_at)
+                self._outside.remember()
+            case PartTask() if part.spec.role in self.kept:
+                self._try(part.spec, event.act)
+            case PartEnded():
+                code = self._is_over(part, event)
+                self.on_change(Change.IS_OVER, event.part, "")
+                return code
+        return None
+
+    def look(self) -> int | None:
+        """End what stands still: everything where no request was served yet, or else the part, which starts again. A
+        part that runs and is silent is ended too. Return an exit code if the deployment ends."""
+        now = self._clock()
+        if (silent := self.starts.silent(now)) is not None:
+            part, silent_s = silent
+            self._outside.say(
+                f"{part} runs and has given no sign of life for {silent_s:.0f} s: it is ended, and starts again"
+            )
+            self._host.end(part)
+        still = None if self.starts.is_over else self.starts.still(now)
+        if still is None:
+            return None
+        if not self.starts.is_open or still.sign is None:
+            self._outside.say(f"{still}: see the log above, or raise launch.quiet_s")
+            return ExitCode.BROKEN
+        self._outside.say(f"{still}: it is ended, and starts again")
+        self.starts.end(still.sign.part)
+        self._host.end(still.sign.part)
+        return None
+
+    def _is_over(self, part: KeptPart, ended: PartEnded) -> int | None:
         """React to the end of a part; return an exit code if the deployment ends with it."""
-        self._alive.discard(ended.part)
-        self._starts.end(ended.part)
-        life = self._lives[ended.part]
-        if life.spec.role not in self._kept or life.spec.worker in self._paused:
+        part.is_alive = False
+        self.starts.end(ended.part)
+        unit = self.units[part.spec.worker]
+        if unit.role not in self.kept or unit.is_paused:
             return None  # a rank of a paused worker ends because another one has
-        if life.spec.worker in self._retiring:
-            if not life.spec.rank:  # the other ranks end because rank 0 has
-                self._finish_retiring(ended)
+        if unit.is_retiring:
+            if not part.spec.rank:  # the other ranks end because rank 0 has
+                self._finish_retiring(unit)
             return None
         # A part that could not run has died quickly, however long it tried.
-        is_quick = bool(ended.failure) or time.monotonic() - life.ran_at < QUICK_DEATH_S
-        quick_deaths = life.quick_deaths + 1 if is_quick else 0  # in a row
+        is_quick = bool(ended.failure) or self._clock() - part.ran_at < QUICK_DEATH_S
+        quick_deaths = unit.quick_deaths + 1 if is_quick else 0
         # A part that ran before may run again: other processes may free memory or space on a disk.
-        cannot_run = life.is_first and bool(ended.failure)
+        cannot_run = unit.num_starts == 1 and bool(ended.failure)
         is_hopeless = cannot_run or quick_deaths >= MOST_QUICK_DEATHS
-        may_come_yet = isinstance(ended.how, NoAnswer)  # Ray is away: nothing is known of the part
-        if life.spec.worker in self._added and is_hopeless and not may_come_yet:
-            self._leave_out(life, ended)
+        may_come_yet = isinstance(ended.how, NoAnswer)
+        if unit.is_untried and is_hopeless and not may_come_yet:
+            self._leave_out(unit, ended.failure or "it does not stay up; see its log above")
             return None
-        say(ended.failure or f"{ended.part} {_ending(ended.how)}")
+        self._outside.say(ended.failure or f"{ended.part} {_ending(ended.how)}")
         # A deployment that has served waits for its part: what kills it may be a request, or a machine that is full.
-        cannot_serve = cannot_run or (is_hopeless and not may_come_yet and not self._serves_without(life.spec))
-        ends_all = not self._starts.is_open and cannot_serve
+        cannot_serve = cannot_run or (is_hopeless and not may_come_yet and not self._serves_without(unit))
+        ends_all = not self.starts.is_open and cannot_serve
         if ended.failure and ends_all:
             return ExitCode.USER_ERROR  # what other parts say of the same fault is not printed
         if ended.part != ROUTER:
-            self._end_worker(life.spec.worker)
-            note = note_of(Path(self._config.kvpool.directory), life.spec.deployment, ended.part)
-            self._to_router.say(Died(life.spec.worker, ended.incarnation, read(note)))
+            self._end_all(unit)
+            self._outside.tell_router(Died(unit.name, ended.incarnation, self._outside.work_of(part.spec)))
         if ends_all:
-            say(f"{ended.part} does not stay up; see its log above")
+            self._outside.say(f"{ended.part} does not stay up; see its log above")
             return ExitCode.BROKEN
         if is_hopeless:
-            self._start_after_pause(life.spec, quick_deaths)
+            self._start_after_pause(unit, quick_deaths)
         else:
-            self._start(life.spec.worker, quick_deaths)
+            self._start(unit, quick_deaths)
         return None
 
-    def _serves_without(self, part: PartSpec) -> bool:
+    def _serves_without(self, unit: Unit) -> bool:
         """Return whether requests are served while this part is away: chats need no job runner, and another part of its
         role may run."""
-        for spec in self._specs:
-            if spec.role is part.role and spec.worker != part.worker and spec.name in self._alive:
-                life = self._lives[spec.name]
-                stays = life.quick_deaths < MOST_QUICK_DEATHS or time.monotonic() - life.ran_at >= QUICK_DEATH_S
-                if stays and spec.worker not in self._retiring and life.began_at < math.inf:
-                    return True
-        return part.role is Role.JOBS
+        for other in self.units.values():
+            if other.role is unit.role and other is not unit and not other.is_retiring:
+                stays = other.quick_deaths < MOST_QUICK_DEATHS
+                for part in other.parts:
+                    has_stayed = self._clock() - part.ran_at >= QUICK_DEATH_S
+                    if part.is_alive and part.began_at < math.inf and (stays or has_stayed):
+                        return True
+        return unit.role is Role.JOBS
 
-    def _start_after_pause(self, part: PartSpec, quick_deaths: int) -> None:
+    def _start_after_pause(self, unit: Unit, quick_deaths: int) -> None:
         pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2 ** max(0, quick_deaths - MOST_QUICK_DEATHS))
-        say(f"{part.worker} does not stay up: it is started again in {pause_s:.0f} s")
-        self._paused.add(part.worker)
+        self._outside.say(f"{unit.name} does not stay up: it is started again in {pause_s:.0f} s")
+        unit.is_paused = True
 
         def start() -> None:
-            if part.worker in self._paused and part.role in self._kept:
-                self._start(part.worker, quick_deaths)
+            if unit.is_paused:
+                self._start(unit, quick_deaths)
 
-        self.after(pause_s, PartTask(part.name, part.incarnation, start))
+        self._host.events.after(pause_s, PartTask(unit.name, unit.spec.incarnation, start))
 
-    def _leave_out(self, life: _PartLife, ended: PartEnded) -> None:
-        """Go on without an added worker that cannot run."""
-        why, worker = ended.failure or "it does not stay up; see its log above", life.spec.worker
-        say(f"{worker} is left out: {why}")
-        self._changed(PartChange.LEFT_OUT, worker, why)
-        others = self.goes_with(worker)
-        self._forget(worker, ended.incarnation)
-        for other in others:
-            self._retiring[other] = None
-            self._end_retiring(other)
+    def _end_all(self, unit: Unit) -> None:
+        """End all ranks of a worker: they cannot go on without each other."""
+        for part in unit.parts:
+            self.starts.end(part.spec.name)
+            if part.is_alive:
+                self._host.end(part.spec.name)
+                part.is_alive = False
 
-    def _retire(self, part: str, asked: HeardOrder | None = None) -> None:
-        """Let a part end that is not to come back, as soon as nothing is left there; `asked` is answered then."""
-        spec = self._lives[part].spec
-        self._retiring[part] = asked
-        self.remember()
-        if part in self._paused or self._lives[part].began_at == math.inf:  # it still waits for a place
-            self._end_retiring(part)
-        elif spec.role in WORKERS:
-            self._to_router.say(Retire(part, spec.incarnation))
-            self._end_after(spec, self._config.server.drain_s)
-        else:
-            self._end_softly(spec)
+    # --- Parts that come and go while it serves
 
-    def _end_softly(self, spec: PartSpec) -> None:
-        """Have the part stop by itself; end it if it does not."""
-        self.ask_to_stop({spec.name})
-        self._end_after(spec, GRACE_S + (self._config.server.drain_s if spec.role in OWNERS else 0.0))
-
-    def _end_after(self, spec: PartSpec, seconds: float) -> None:
-        self.after(seconds, PartTask(spec.name, spec.incarnation, partial(self.end, spec.name)))
-
-    def _end_retiring(self, part: str) -> None:
-        """End a part that is not to come back. During a pause it has ended already."""
-        if part in self._paused:
-            self._paused.discard(part)
-            self.ended(self._lives[part].spec, "a pause")
-        else:
-            self.end(part)
-
-    def _add(self, worker: str, replaces: str = "") -> None:
+    def add(self, worker: str, replaces: str = "") -> None:
         """Start a worker, or another part, that was not planned; it may replace another of its role."""
         role = Role(worker.partition("-")[0])
-        like = replaces or next(spec.worker for spec in self._specs if spec.role is role)
-        named = partial(replace, replaces=replaces)
-        ranks = [named(spec, name=f"{worker}{rank_suffix(spec.rank)}") for spec in self._ranks(like)]
-        self._specs += ranks if self._machine is None else map(self._machine.place, ranks)
-        self._added.add(worker)
-        self._start(worker, quick_deaths=0)
+        like = self.units[replaces] if replaces else next(unit for unit in self.units.values() if unit.role is role)
+        self.units[worker] = unit = Unit(is_untried=True)
+        for spec in [part.spec for part in like.parts]:
+            named = replace(spec, name=f"{worker}{rank_suffix(spec.rank)}", replaces=replaces)
+            unit.parts.append(KeptPart(replace(named, device=self._free_device(role))))
+        self._start(unit)
 
-    def _finish_retiring(self, ended: PartEnded) -> None:
-        asked, others = self._retiring.pop(ended.part), self.goes_with(ended.part)
-        self._forget(ended.part, ended.incarnation)
-        for other in others:
-            self._retiring[other] = asked
-            self._end_retiring(other)
+    def _free_device(self, role: Role) -> int:
+        """Return a device that no part has; 0 for a part that needs none, or where Ray gives it one."""
+        if role not in WORKERS or not self._host.numbers_devices:
+            return 0
+        taken = {part.spec.device for part in self.parts() if part.spec.role in WORKERS}
+        return next(number for number in itertools.count() if number not in taken)
+
+    def retire(self, worker: str, asked: HeardOrder | None = None) -> None:
+        """Let a part end that is not to come back, as soon as nothing is left there; `asked` is answered then."""
+        unit = self.units[worker]
+        unit.is_retiring, unit.asked = True, asked
+        self._outside.remember()
+        if not unit.is_there:
+            self._end_retiring(unit)
+        elif unit.role in WORKERS:
+            self._outside.tell_router(Retire(worker, unit.spec.incarnation))
+            self._end_after(self.config.server.drain_s, unit)
+        else:
+            self.end_softly(unit)
+
+    def end_softly(self, unit: Unit) -> None:
+        """Have a part stop by itself; end it if it does not."""
+        self._host.ask_to_stop({unit.name})
+        self._end_after(GRACE_S + (self.config.server.drain_s if unit.role in OWNERS else 0.0), unit)
+
+    def _end_after(self, seconds: float, unit: Unit) -> None:
+        task = PartTask(unit.name, unit.spec.incarnation, partial(self._host.end, unit.name))
+        self._host.events.after(seconds, task)
+
+    def _end_retiring(self, unit: Unit) -> None:
+        """End a part that is not to come back. During a pause it has ended already."""
+        if unit.is_paused:
+            unit.is_paused = False
+            self._host.events.ended(unit.spec, "a pause")
+        else:
+            self._host.end(unit.name)
+
+    def _finish_retiring(self, unit: Unit) -> None:
+        asked = unit.asked
+        self._forget(unit, asked)
         if asked is not None:
-            asked.answer(f"{ended.part} has ended")
-            if asked not in self._retiring.values():
+            asked.answer(f"{unit.name} has ended")
+            if all(other.asked is not asked for other in self.units.values()):
                 asked.done()
 
-    def _forget(self, worker: str, incarnation: int) -> None:
-        """Drop a worker that has ended for good."""
-        self._end_worker(worker)
-        ranks = self._ranks(worker)
-        others = [spec for spec in self._specs if spec.worker != worker]
-        self._specs = [replace(spec, replaces="") if spec.replaces == worker else spec for spec in others]
-        self._added.discard(worker)
-        self._to_router.say(Died(worker, incarnation))
-        for rank in ranks:
-            del self._lives[rank.name]
-            self.forget(rank.name)
-        self.remember()
+    def _leave_out(self, unit: Unit, why: str) -> None:
+        """Go on without an added worker that cannot run."""
+        self._outside.say(f"{unit.name} is left out: {why}")
+        self.on_change(Change.LEFT_OUT, unit.name, why)
+        self._forget(unit)
 
-    def after(self, seconds: float, event: KeeperEvent) -> None:
-        """Hear the event after this many seconds. Only the keeper's own thread may call this."""
-        self._events.after(seconds, event)
+    def _forget(self, unit: Unit, asked: HeardOrder | None = None) -> None:
+        """Drop a part that has ended for good, and retire what is of no use without it."""
+        others = self._host.goes_with(unit.name)
+        self._end_all(unit)
+        del self.units[unit.name]
+        for part in (part for part in self.parts() if part.spec.replaces == unit.name):
+            part.spec = replace(part.spec, replaces="")
+        self._outside.tell_router(Died(unit.name, unit.spec.incarnation))
+        for part in unit.parts:
+            self._host.forget(part.spec.name)
+        self._outside.remember()
+        for other in others:
+            self.units[other].is_retiring, self.units[other].asked = True, asked
+            self._end_retiring(self.units[other])
 
-    def later(self, spec: PartSpec, act: Callable[[], None]) -> None:
-        """Call `act` in the keeper's own thread, unless the part has ended by then. Any thread may call this."""
-        self._events.put(PartTask(spec.name, spec.incarnation, act))
+    # --- Settings
 
-    def _is_news(self, event: PartEnded | PartTask) -> bool:
-        """Return whether the event is about the present life of a part, and a task about one that is kept. A rank that
-        was ended with its worker has a new life already."""
-        life = self._lives.get(event.part)
-        if life is None or life.spec.incarnation != event.incarnation:
-            return False
-        return isinstance(event, PartEnded) or life.spec.role in self._kept
-
-    def _ranks(self, worker: str) -> list[PartSpec]:
-        """Return the parts of a worker: its ranks. Any other part is the only one of its name."""
-        return [spec for spec in self._specs if spec.worker == worker]
-
-    def _end_worker(self, worker: str) -> None:
-        """End all ranks of a worker: they cannot go on without each other."""
-        for spec in self._ranks(worker):
-            self._starts.end(spec.name)
-            if spec.name in self._alive:
-                self.end(spec.name)
-                self._alive.discard(spec.name)
-
-    def _start(self, part: str, quick_deaths: int) -> None:
-        """Start a part; all ranks of a worker get the same incarnation. The router hears of the life first."""
-        ranks, before = self._ranks(part), self._newest.get(part)
-        num_lives = before.incarnation if before is not None else 0
-        life = Life(part, ranks[0].acts_as, num_lives if part in self._left else num_lives + 1)
-        self._left.discard(part)
-        self._newest[part] = life
-        self._paused.discard(part)
-        lives = tuple(self._newest.values())
-        self._to_router.change(Started(lives))
-        # Parts that start with the router may be heard before we are: it is told the first lives of all.
-        first = (Life(spec.worker, spec.acts_as, 1) for spec in self._specs if not spec.rank)
-        told = (*first, *lives) if part == ROUTER else ()
-        for rank in ranks:
-            keys, signs_at = self._keys.parts, self._signs.address
-            spec = replace(rank, incarnation=life.incarnation, keys=keys, lives=told, signs_at=signs_at)
-            self._starts.begin(spec.name, spec.incarnation, time.monotonic())
-            self._lives[spec.name] = _PartLife(spec, spec.name not in self._lives, quick_deaths)
-            self._alive.add(spec.name)
-            self._act(PartTask(spec.name, spec.incarnation, partial(self.start, spec)))
-
-    def _stop_all(self) -> None:
-        """Stop the owners of requests first: a gateway drains, and needs the other parts for that, which are kept until
-        then. Then stop all other parts, rank 0 of a worker before its other ranks."""
-        self._kept = self._kept - {*OWNERS} if self._drains and self._starts.is_open else frozenset()
-        owners = {part for part in self._alive if self._lives[part].spec.role in OWNERS}
-        self._stop(owners, self._config.server.drain_s + GRACE_S)
-        self._kept = frozenset()
-        ranks = {part for part in self._alive if self._lives[part].spec.rank}
-        self._stop(self._alive - owners - ranks, GRACE_S)
-        self._stop(self._alive & ranks, GRACE_S)
-
-    def _stop(self, parts: set[str], patience_s: float) -> None:
-        """Stop these parts, and end after so long those that have not."""
-        if not self._is_hurried:
-            self.ask_to_stop(parts)
-        self._wait_until_ended(parts, patience_s)
-        for part in parts:
-            self.end(part)
-
-    def _wait_until_ended(self, parts: set[str], patience_s: float) -> None:
-        """Wait at most `patience_s` until these parts have ended, and keep the others meanwhile. A second signal ends
-        this wait and those to come."""
-        deadline = time.monotonic() + patience_s
-        while self._alive & parts and not self._is_hurried and (left_s := deadline - time.monotonic()) > 0:
-            event = self._next(left_s)
-            if event is None:
-                self._is_hurried = True
-                return
+    def take(self, new: Config) -> list[str]:
+        """Take new settings and hand them on; return an error for each part that does not get them."""
+        self.config = reloaded(self.config, new)
+        tree, errors = dump(reloaded(parse(next(self.parts()).spec.config), new)), list[str]()
+        for part in self.parts():
+            part.spec = replace(part.spec, config=tree)
             try:
-                self._hear(event)
-                if self._kept and self._events.is_empty():
-                    self._look()
-            except AlignedServeError as error:  # nothing can be started any more
-                say(str(error))
-                self._kept = frozenset()
+                if part.is_alive:
+                    self._host.hand_on(part.spec)
+            except Exception as error:  # as on a full machine
+                errors.append(f"error: {part.spec.name} keeps the old settings until it starts again: {error}")
+        self._outside.remember()
+        return errors
 
 
 def _ending(how: object) -> str:
@@ -512,7 +390,3 @@ def _ending(how: object) -> str:
         return f"cannot be started: {type(how).__name__}: {how}"
     names = {-number: number.name for number in signal.Signals}
     return f"was ended by {names[how]}" if isinstance(how, int) and how in names else f"ended with {how}"
-
-
-def say(line: str) -> None:
-    print(f"alignedserve: {line}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """Start a deployment and keep it alive until it is told to stop.
 
-plan.py says which parts there are, and a Keeper (keeper.py) keeps them: as processes of this machine (local.py), or
-with `launcher: ray` as actors (ray_actors.py) of a Ray of its own, or on the nodes of a cluster (cluster.py).
+plan.py says which parts there are, and deployment.py keeps them: as processes of this machine (processes.py), or with
+`launcher: ray` as actors (actors.py) of a Ray of its own, or on the nodes of a cluster (cluster.py).
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from alignedserve.config.config import Config, parse
 from alignedserve.errors import ConfigError
 from alignedserve.gateway.access.exposure import check_exposure, warnings
 from alignedserve.kvpool.arena.shared_files import remove_ended
-from alignedserve.launch.keeper import say
-from alignedserve.launch.local import ForkServers, OnThisMachine, fork_servers
-from alignedserve.launch.plan import LaunchMachine, check_open_files, plan
-from alignedserve.launch.reloading import Reloading
+from alignedserve.launch.deployment import Deployment
+from alignedserve.launch.host import say
+from alignedserve.launch.orders import Reloading
+from alignedserve.launch.plan import check_open_files, plan
+from alignedserve.launch.processes import ForkServers, Processes, fork_servers
 from alignedserve.launch.succession import OUTLIVE_S, Left, RecordFile, asks_the_same, may_outlive, with_settings_of
 from alignedserve.protocol.wire import VERSION
 from alignedserve.shell.inboxes import PREFIX, remove_sockets
@@ -78,11 +79,9 @@ def _go_on(left: Left, servers: ForkServers, reloading: Reloading, record: Recor
     specs = left.record.specs
     config = parse(specs[0].config)
     say(f"it goes on with what a launcher that was killed has left: {', '.join(left.processes)}")
-    machine = LaunchMachine()
-    for spec in specs:
-        machine.take(spec)
     with _kept_clean(config, specs, record):
-        return OnThisMachine(config, specs, reloading, machine, servers, record, left).run()
+        host = Processes(servers, left)
+        return Deployment(config, specs, reloading, host, record=record, left=left).run()
 
 
 @contextmanager
@@ -109,12 +108,11 @@ def _serve_here(config: Config, servers: ForkServers, reloading: Reloading, reco
     folder = model_folder(config)
     jobs = check_storage(config.jobs, named, config.server.port)
     config = replace(config, model=str(folder), served_model_name=named, jobs=jobs)
-    machine = LaunchMachine()
     outlive_s = OUTLIVE_S if record.is_kept else 0.0
-    specs = [replace(spec, outlive_s=outlive_s) for spec in plan(config, machine)]
+    specs = [replace(spec, outlive_s=outlive_s) for spec in plan(config)]
     with _kept_clean(config, specs, record):
         if config.launcher is Launcher.RAY:
-            from alignedserve.launch.ray_actors import serve_on_ray
+            from alignedserve.launch.cluster import serve_on_ray
 
-            return serve_on_ray(config, specs, reloading, machine)
-        return OnThisMachine(config, specs, reloading, machine, servers, record).run()
+            return serve_on_ray(config, specs, reloading)
+        return Deployment(config, specs, reloading, Processes(servers), record=record).run()

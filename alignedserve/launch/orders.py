@@ -1,68 +1,54 @@
-"""The keeper that a user commands while its deployment serves: `alignedserve reload`, `scale`, `restart`, and `stop
---launcher`, which ends the keeper alone."""
+"""What users order while a deployment serves: `alignedserve scale`, `restart` and `reload`."""
 
 from __future__ import annotations
 
 import itertools
-import math
-import os
-import sys
 import time
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
 
-from alignedserve.config.config import dump, parse, reloaded
-from alignedserve.core import WORKERS
-from alignedserve.errors import AlignedServeError
-from alignedserve.launch.keeper import Keeper, NewPlace, say
-from alignedserve.launch.restarting import Act, PartChange, Restart, Step
-from alignedserve.launch.scaling import change, check
-from alignedserve.launch.succession import OUTLIVE_S
-from alignedserve.protocol.messages import LAUNCHER, rank_suffix
-from alignedserve.shell.control import RESTARTED, HeardOrder
-from alignedserve.shell.exit_code import ExitCode
-from alignedserve.shell.logs import set_up
+from alignedserve.config.config import Config, dump, every_setting, plain
+from alignedserve.config.setting import leaves
+from alignedserve.core import WORKERS, Role
+from alignedserve.errors import AlignedServeError, ConfigError
+from alignedserve.gateway.access.exposure import check_exposure
+from alignedserve.launch.host import Host, NewPlace, say
+from alignedserve.launch.keeper import Change, Keeper
+from alignedserve.protocol.messages import rank_suffix
+from alignedserve.shell.control import RESTARTED, ControlError, HeardOrder, LauncherOrder
 
+RESTART_ORDER = [Role.ROUTER, Role.POOL, *WORKERS, Role.GATEWAY, Role.JOBS]
 ROOM_S, ROOM_LOOK_S = 5.0, 0.5  # for the place of a spare, and between two looks
 
 
-class CommandedKeeper(Keeper):
-    """A keeper that takes orders."""
+class Orders:
+    """Carries out orders, one restart at a time."""
 
-    _restart: Restart | None = None  # while one goes on
-    _asked_to_restart: HeardOrder
+    def __init__(self, keeper: Keeper, host: Host, reloading: Reloading) -> None:
+        self._keeper, self._host, self._reloading = keeper, host, reloading
+        self._restart: Restart | None = None
+        keeper.on_change = self._changed
 
-    @property
-    def may_be_followed(self) -> bool:
-        """Return whether parts go on when this launcher ends, for the next one."""
-        return False
-
-    def _obey(self, asked: HeardOrder) -> None:
-        order = asked.order
-        if order.leave:
-            self._leave(asked)
-        elif order.reload:
+    def obey(self, asked: HeardOrder) -> None:
+        if asked.order.reload:
             self._reload(asked)
-        elif self._restart is not None:
+        elif self._restart is not None and not self._restart.is_over:
             asked.answer("error: a restart goes on: wait until it has ended, or interrupt it")
             asked.done()
-        elif order.restart:
-            self._begin_restart(asked)
-        else:
+        elif not asked.order.restart:
             self._scale(asked)
+        elif not self._keeper.starts.is_open:
+            asked.answer("error: it still starts: wait until it serves")
+            asked.done()
+        else:
+            self._restart = Restart(self._keeper, self._host, asked)
+            self._restart.go_on()
 
-    def _leave(self, asked: HeardOrder) -> None:
-        """End this process alone, as one that is killed: its parts listen for the next launcher."""
-        if not self.may_be_followed:
-            asked.answer("error: parts of this deployment end with their launcher: it needs a --port, and no Ray")
-            return asked.done()
-        goes_on = "and `alignedserve serve` goes on with them"
-        asked.answer(f"the launcher ends; its parts serve on for {OUTLIVE_S:g} s, {goes_on}")
-        asked.done()
-        self.remember()
-        sys.stdout.flush()
-        os._exit(ExitCode.LAUNCHER_GONE)  # a supervisor starts the next one
-
-    # --- Settings
+    def _changed(self, change: Change, part: str, why: str) -> None:
+        if self._restart is not None and self._keeper.serves:
+            self._restart.hear(change, part, why)
 
     def _reload(self, asked: HeardOrder) -> None:
         """Take new keys, certificates and settings, or none of them."""
@@ -71,32 +57,21 @@ class CommandedKeeper(Keeper):
         except AlignedServeError as error:
             lines = [f"error: {error}"]
         else:
-            self._config = reloaded(self._config, new)
-            set_up(self._config.log, LAUNCHER, "alignedserve.launch")
-            tree = dump(reloaded(parse(self._specs[0].config), new))
-            self._specs = [replace(spec, config=tree) for spec in self._specs]
-            for name, life in self._lives.items():
-                life.spec = replace(life.spec, config=tree)
-                try:
-                    if name in self._alive:
-                        self.hand_on(life.spec)
-                except Exception as error:  # as on a full machine
-                    lines += [f"error: {name} keeps the old settings until it starts again: {error}"]
-            self.remember()
+            lines += self._keeper.take(new)
         for line in lines:
             say(f"reload: {line}")
             asked.answer(line)
         asked.done()
 
-    # --- Workers
-
     def _scale(self, asked: HeardOrder) -> None:
         """Start and retire workers as an order says."""
-        workers = [(spec.role, spec.name) for spec in self._specs if spec.role in WORKERS and not spec.rank]
+        keeper = self._keeper
         try:
-            check(self._config, asked.order)
-            changed = change(workers, self._retiring, asked.order)
-            places = [(name, self.make_place(name)) for name in changed.new]
+            check_scale(keeper.config, asked.order)
+            workers = [(unit.role, name) for name, unit in keeper.units.items() if unit.role in WORKERS]
+            leaving = [name for name, unit in keeper.units.items() if unit.is_retiring]
+            scaling = scale(workers, leaving, asked.order)
+            places = [(name, self._host.make_place(name)) for name in scaling.new]
         except Exception as error:  # Ray raises errors of many kinds
             asked.answer(f"error: {error}")
             return asked.done()
@@ -104,83 +79,188 @@ class CommandedKeeper(Keeper):
             say(f"scales by itself: {asked.order.why}")
         for name, place in places:
             for part in (*place.pools, name):
-                self._add(part)
+                keeper.add(part)
                 asked.answer(place.lacks or f"{part} starts")
-        for name in changed.retiring:
-            if name not in self._paused and self._lives[name].began_at < math.inf:  # or it ends at once
+        for name in scaling.retiring:
+            if keeper.units[name].is_there:  # or it ends at once
                 asked.answer(f"{name} takes nothing new, and ends when nothing is left there")
-            self._retire(name, asked)
-        return asked.done() if not changed.retiring else None
+            keeper.retire(name, asked)
+        return asked.done() if not scaling.retiring else None
 
-    # --- All parts, one after another
 
-    def _begin_restart(self, asked: HeardOrder) -> None:
-        if not self._starts.is_open:
-            asked.answer("error: it still starts: wait until it serves")
-            return asked.done()
-        parts = [(spec.role, spec.name) for spec in self._specs if not spec.rank and spec.name not in self._retiring]
-        self._restart = Restart(parts, time.monotonic(), asked.order.in_place)
-        self._asked_to_restart = asked
-        return self._do(self._restart.next())
+# --- Scale
 
-    def _changed(self, change: PartChange, part: str, why: str = "") -> None:
-        if self._restart is not None and self._kept and not self._drains:
-            step = self._restart.hear(change, part, why)
-            if step is not None:
-                self._do(step)
 
-    def _do(self, step: Step) -> None:
-        """Take a step of the restart. Where that fails, it ends there: what was replaced stays."""
-        try:
-            self._take(step)
-        except Exception as error:  # Ray raises errors of many kinds
-            self._end_restart(f"error: {step.part} is not replaced: {error}")
+@dataclass(frozen=True)
+class Scaling:
+    new: tuple[str, ...]  # names of workers
+    retiring: tuple[str, ...]
 
-    def _take(self, step: Step) -> None:
-        assert self._restart is not None
-        part, tell = step.part, self._asked_to_restart.answer
-        if step.act in (Act.START_SPARE, Act.END) and self._asked_to_restart.has_gone:
-            self._end_restart(f"error: it was interrupted, and ends before {part}")
-        elif step.act is Act.START_SPARE:
-            role = self._lives[part].spec.role
-            names = (f"{role.value}-{number}" for number in itertools.count())
-            spare = next(name for name in names if name not in self._lives)
-            for other in self._place_spare(spare, part).pools if role in WORKERS else ():
-                self._add(other)
-            self._restart.spare = spare
-            tell(f"{spare} starts, in place of {part}")
-            self._add(spare, part)
-        elif step.act is Act.RETIRE:
-            tell(f"{part} takes nothing new, and ends when nothing is left there")
-            self._retire(part)
-        elif step.act is Act.END:
-            tell(f"{part} ends, and starts again")
-            if part in self._paused:
-                self._restart.hear(PartChange.IS_OVER, part)
-            else:
-                self._end_softly(self._lives[part].spec)
-        elif step.act is Act.FINISH:
-            self._end_restart(f"{RESTARTED} after {self._restart.took_s(time.monotonic()):.0f} s")
+
+def scale(workers: Iterable[tuple[Role, str]], leaving: Collection[str], order: LauncherOrder) -> Scaling:
+    """Return the workers to start and to retire, given those that are there and those that leave already. The worker
+    that came last is retired first."""
+    workers = list(workers)
+    new, retiring = list[str](), list[str]()
+    for role, count in ((Role.PREFILL, order.prefill), (Role.DECODE, order.decode)):
+        named = [name for its_role, name in workers if its_role is role]
+        there = [name for name in named if name not in leaving]
+        if count is not None:
+            retiring += reversed(there[count:])
+            new += itertools.islice(_free_names(role, named), max(0, count - len(there)))
+    return Scaling(tuple(new), tuple(retiring))
+
+
+def check_scale(config: Config, order: LauncherOrder) -> None:
+    """Raise ControlError if the deployment cannot have this number of workers."""
+    if config.topology.colocated and order.prefill is not None:
+        raise ControlError("the deployment is colocated: it has only decode workers, which run the prompts too")
+    if order.prefill is not None and order.prefill < 1:
+        raise ControlError("without a prefill worker no prompt would run: --prefill is 1 at least")
+    if order.decode is not None and order.decode < 1:
+        raise ControlError("without a decode worker no request would decode: --decode is 1 at least")
+    for name, between, count in (
+        ("prefill", config.scale.prefill, order.prefill),
+        ("decode", config.scale.decode, order.decode),
+    ):
+        if between is not None and count is not None and count not in between:
+            raise ControlError(
+                f"--{name} {count} is not in scale.{name} {between}, which the deployment was started with"
+            )
+
+
+def _free_names(role: Role, taken: Collection[str]) -> Iterable[str]:
+    names = (f"{role.value}-{number}" for number in itertools.count())
+    return (name for name in names if name not in taken)
+
+
+# --- Restart
+
+
+class Restart:
+    """Replaces the parts of a deployment one after another.
+
+        gateway, worker    a spare starts ──▶ the spare runs ──▶ the part is retired ──▶ it has ended ──▶ the next part
+        all others         the part is ended ──▶ it has ended ──▶ its next life runs ──▶ the next part
+
+    A worker's spare needs memory beside the worker. Where there is none, `in_place` treats workers as the others: their
+    streams wait for the next life of a worker, or go on at once where another worker has room.
+    """
+
+    def __init__(self, keeper: Keeper, host: Host, asked: HeardOrder) -> None:
+        self._keeper, self._host, self._asked = keeper, host, asked
+        units = sorted(keeper.units.values(), key=lambda unit: RESTART_ORDER.index(unit.role))
+        self._waiting = deque(unit.name for unit in units if not unit.is_retiring)
+        self._began_at, self.is_over = time.monotonic(), False
+        self._part = self._spare = ""  # the part that is replaced, and what replaces it, if that is another
+        self._awaited: tuple[Change, str] | None = None
+
+    def go_on(self) -> None:
+        """Replace the next part."""
+        if not self._waiting:
+            return self._end(f"{RESTARTED} after {time.monotonic() - self._began_at:.0f} s")
+        self._part, self._spare = self._waiting.popleft(), ""
+        if self._asked.has_gone:
+            return self._end(f"error: it was interrupted, and ends before {self._part}")
+        return self._try(self._begin)
+
+    def hear(self, change: Change, part: str, why: str) -> None:
+        if self.is_over:
+            return None
+        if (change, part) == (Change.LEFT_OUT, self._spare):
+            return self._give_up(f"{why}; --in-place ends a worker before the next one starts")
+        if (change, part) != self._awaited:
+            return None
+        if change is Change.RUNS and self._spare:
+            return self._try(self._retire)
+        if change is Change.IS_OVER and not self._spare:
+            self._awaited = (Change.RUNS, self._part)
+            return None
+        return self.go_on()
+
+    def _begin(self) -> None:
+        unit, tell = self._keeper.units[self._part], self._asked.answer
+        if unit.role is Role.GATEWAY or (unit.role in WORKERS and not self._asked.order.in_place):
+            spare = next(iter(_free_names(unit.role, self._keeper.units)))
+            for other in self._place_spare(spare).pools if unit.role in WORKERS else ():
+                self._keeper.add(other)
+            self._spare, self._awaited = spare, (Change.RUNS, spare)
+            tell(f"{spare} starts, in place of {self._part}")
+            self._keeper.add(spare, self._part)
         else:
-            raise AlignedServeError(f"{step.why}; --in-place ends a worker before the next one starts")
+            self._awaited = (Change.RUNS if unit.is_paused else Change.IS_OVER, self._part)
+            tell(f"{self._part} ends, and starts again")
+            if not unit.is_paused:
+                self._keeper.end_softly(unit)
 
-    def _place_spare(self, spare: str, part: str) -> NewPlace:
+    def _retire(self) -> None:
+        self._awaited = (Change.IS_OVER, self._part)
+        self._asked.answer(f"{self._part} takes nothing new, and ends when nothing is left there")
+        self._keeper.retire(self._part)
+
+    def _place_spare(self, spare: str) -> NewPlace:
         """Make a place for the spare of a worker; raise where there is none.
 
         Ray shows only after a moment that the room of the worker before is free, so this looks again for ROOM_S. The
         keeper hears nothing else meanwhile: on a cluster that has no room, parts that end start again that much later.
         """
         until = time.monotonic() + ROOM_S
-        while (place := self.make_place(spare)).lacks:
-            for other in (*place.pools, *(f"{spare}{rank_suffix(rank.rank)}" for rank in self._ranks(part))):
-                self.forget(other)
+        ranks = [f"{spare}{rank_suffix(part.spec.rank)}" for part in self._keeper.units[self._part].parts]
+        while (place := self._host.make_place(spare)).lacks:
+            for other in (*place.pools, *ranks):
+                self._host.forget(other)
             if time.monotonic() > until:
                 raise AlignedServeError(f"{place.lacks}; --in-place ends a worker before the next one starts")
             time.sleep(ROOM_LOOK_S)
         return place
 
-    def _end_restart(self, line: str) -> None:
+    def _try(self, step: Callable[[], None]) -> None:
+        """Take a step. Where that fails, the restart ends there: what was replaced stays."""
+        try:
+            step()
+        except Exception as error:  # Ray raises errors of many kinds
+            self._give_up(str(error))
+
+    def _give_up(self, why: str) -> None:
+        self._end(f"error: {self._part} is not replaced: {why}")
+
+    def _end(self, line: str) -> None:
         say(f"restart: {line}")
-        self._restart = None
-        self._asked_to_restart.answer(line)
-        self._asked_to_restart.done()
+        self.is_over, self._awaited = True, None
+        self._asked.answer(line)
+        self._asked.done()
+
+
+# --- Reload
+
+
+class Reloading:
+    """The settings that were asked for, with a way to read them again where they came from."""
+
+    def __init__(self, asked: Config, read: Callable[[], Config]) -> None:
+        self._asked, self._read = asked, read
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Return the settings that were asked for last, as plain values."""
+        return dump(self._asked)
+
+    def read(self) -> tuple[Config, list[str]]:
+        """Return the settings that are asked for now, and what is new, in lines. Raise a ConfigError where they cannot
+        be taken, or not without a restart: nothing changes then."""
+        again, declared = self._read(), every_setting()
+        both = zip(leaves(self._asked), leaves(again), strict=True)
+        changed = {path: new for (path, old), (_, new) in both if new != old}
+        turns_tls = (again.server.tls_cert is None) is not (self._asked.server.tls_cert is None)
+        fixed = [path for path in changed if not declared[path].reloads or (turns_tls and path == "server.tls_cert")]
+        if fixed:
+            raise ConfigError(f"nothing has changed, since this needs a restart: {', '.join(fixed)}")
+        checked = check_exposure(again)
+        self._asked = again
+        lines = [f"{path}: {'new' if declared[path].secret else plain(new)}" for path, new in changed.items()]
+        server = checked.server
+        files = {"keys": server.keys_file, "certificate": server.tls_cert}
+        return checked, [
+            *(lines or ["no setting has changed"]),
+            *(f"{what}: as {path} has them now" for what, path in files.items() if path is not None),
+        ]

@@ -1,9 +1,10 @@
-"""List the parts of a deployment; on one machine, also the device of each part."""
+"""List the parts of a deployment and what each is told; on one machine, also the device of each part."""
 
 from __future__ import annotations
 
 import itertools
 import secrets
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,30 +45,6 @@ def parts_of(config: Config) -> list[tuple[Role, str]]:
     return names + ([(Role.JOBS, "jobs-0")] if is_on(config.jobs) else [])
 
 
-class LaunchMachine:
-    """The machine on which all parts run: it gives each rank of a worker a device."""
-
-    def __init__(self) -> None:
-        self._devices: dict[str, int] = {}  # of each part of a worker
-
-    def place(self, spec: PartSpec) -> PartSpec:
-        """Return the spec with a device that no other part has."""
-        if spec.role not in WORKERS:
-            return spec
-        device = next(number for number in itertools.count() if number not in self._devices.values())
-        self._devices[spec.name] = device
-        return replace(spec, device=device)
-
-    def take(self, spec: PartSpec) -> None:
-        """Note what a part has that another launcher has placed."""
-        if spec.role in WORKERS:
-            self._devices[spec.name] = spec.device
-
-    def leave(self, part: str) -> None:
-        """Free what a part had that has ended for good."""
-        self._devices.pop(part, None)
-
-
 def check_open_files(config: Config) -> None:
     """Raise where a process may not open as many files as a part needs.
 
@@ -80,7 +57,7 @@ def check_open_files(config: Config) -> None:
         )
 
 
-def plan(config: Config, machine: LaunchMachine) -> list[PartSpec]:
+def plan(config: Config) -> list[PartSpec]:
     """Return the parts of a deployment on one machine, after all checks that need no process."""
     folder = model_folder(config)
     model = read_config(folder)
@@ -93,19 +70,33 @@ def plan(config: Config, machine: LaunchMachine) -> list[PartSpec]:
     check_space(directory, SHARED_RECORDS + shared_memory(config, model, room), use_of(config))
     check_names(config)
     check_machine(config, model, room, folder)
-    tree, door, origin = dump(config), str(door_of(config.server.port)), ClockOrigin.read()
     deployment = new_deployment()
     router = inbox(deployment, ROUTER)
-    return [
-        machine.place(
-            PartSpec(
-                *(role, f"{name}{rank_suffix(rank)}", "local", deployment, LOOPBACK, router, tree, origin),
-                rank=rank,
-                door=door,
-                lends=config.lends and role is Role.PREFILL,
-                is_private=True,
-            )
-        )
+    parts = [
+        (role, f"{name}{rank_suffix(rank)}", rank)
         for role, name in parts_of(config)
         for rank in range(config.engine.tensor_parallel_size if role in WORKERS else 1)
+    ]
+    specs, devices = specs_of(config, parts, lambda _: "local", deployment, LOOPBACK, router), itertools.count()
+    return [replace(spec, device=next(devices) if spec.role in WORKERS else 0, is_private=True) for spec in specs]
+
+
+def specs_of(
+    config: Config,
+    parts: Iterable[tuple[Role, str, int]],
+    node_of: Callable[[Role], str],
+    deployment: str,
+    host: str,
+    router: str,
+) -> list[PartSpec]:
+    """Return the specs of these parts, each with its role, name and rank, for a router at this address."""
+    tree, door, origin = dump(config), str(door_of(config.server.port)), ClockOrigin.read()
+    return [
+        PartSpec(
+            *(role, name, node_of(role), deployment, host, router, tree, origin),
+            rank=rank,
+            door=door,
+            lends=config.lends and role is Role.PREFILL,
+        )
+        for role, name, rank in parts
     ]

@@ -1,9 +1,11 @@
 """Start one part in this process: build the core, the shell and the hands of its role, and run them.
 
-Both launchers start the same parts. A launcher that starts processes writes the part's spec to its standard input, and
-once more when settings change. It keeps that open: when the launcher ends, however it ends, the part sees the end of
-its input and ends too, unless another launcher comes (succession.py). A part prints one thing on its standard output:
-why it cannot run at all. The process was forked (fork_server.py), or runs this module.
+`main` is a process of this machine: it was forked (fork_server.py), or runs this module. Its launcher writes the part's
+spec to its standard input, and once more when settings change. It keeps that open: when the launcher ends, however it
+ends, the part sees the end of its input and ends too, unless another launcher comes (succession.py). A part prints one
+thing on its standard output: why it cannot run at all.
+
+`PartActor` is an actor of Ray, which ends with its launcher. Neither imports anything that only a launcher needs.
 """
 
 from __future__ import annotations
@@ -15,21 +17,27 @@ import sys
 import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 
 from alignedserve.architectures.model_source import fetched_bytes, is_fetched
 from alignedserve.config.config import parse
 from alignedserve.core import WORKERS, Role
 from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
+from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.launch.succession import inputs
 from alignedserve.shell.exit_code import ExitCode
+from alignedserve.shell.inboxes import PREFIX, remove_dead_sockets
 from alignedserve.shell.logs import never_fail_to_print, set_up
 from alignedserve.shell.part import LiveSettings, OnStart, Part, PartSpec, Place, Stoppable
 from alignedserve.shell.signs import SignSender
 from alignedserve.signs import Stage, growing
 
 log = logging.getLogger("alignedserve.parts")
+
+_STARTS_AGAIN = {CastOut: ExitCode.CAST_OUT, RankLost: ExitCode.RANK_LOST, DeviceLost: ExitCode.DEVICE_LOST}
 
 
 def start(spec: PartSpec, on_start: OnStart, live: LiveSettings) -> None:
@@ -96,6 +104,9 @@ def _wait_calmly() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+# --- As a process of this machine
+
+
 def _follow_launcher(spec: PartSpec, live: LiveSettings) -> None:
     """Take new settings from the launcher, and end this process when no launcher is there."""
 
@@ -149,14 +160,69 @@ def main() -> ExitCode:
     _follow_launcher(spec, live := LiveSettings())
     try:
         start(spec, on_sigterm, live)
-    except (CastOut, RankLost, DeviceLost) as error:
-        log.error("%s", error)
-        codes = {CastOut: ExitCode.CAST_OUT, RankLost: ExitCode.RANK_LOST, DeviceLost: ExitCode.DEVICE_LOST}
-        return next(code for kind, code in codes.items() if isinstance(error, kind))
     except AlignedServeError as error:
+        for kind, code in _STARTS_AGAIN.items():
+            if isinstance(error, kind):
+                log.error("%s", error)
+                return code
         os.write(stdout, str(error).encode())
         return ExitCode.USER_ERROR
     return ExitCode.STOPPED
+
+
+# --- As an actor
+
+
+class PartActor:
+    """A part as an actor: its call `run` takes as long as the part lives."""
+
+    def __init__(self, spec: str) -> None:
+        self._spec = _here(PartSpec.from_json(spec))
+        self._part: Stoppable | None = None
+        self._live = LiveSettings()
+
+    def run(self) -> str:
+        """Run the part. Return in one line why it cannot run at all, or nothing if another start may help."""
+        try:
+            never_fail_to_print()
+            config = parse(self._spec.config)
+            set_up(config.log, self._spec.name)
+            # A deployment whose Ray has lost its head ends without cleaning up, and a launcher that starts cleans only
+            # the nodes that are there then. So each part cleans its own node.
+            remove_stale(Path(config.kvpool.directory), PREFIX, living=self._spec.deployment)
+            remove_dead_sockets()
+            start(self._spec, self._on_start, self._live)
+        except tuple(_STARTS_AGAIN) as error:
+            log.error("%s", error)
+        except AlignedServeError as error:
+            return str(error)
+        except BaseException as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+            os._exit(ExitCode.BROKEN)  # frees all that the process still holds
+        return ""
+
+    def stop(self) -> bool:
+        """Have the part stop by itself. Return False where it cannot: it is not set up yet."""
+        if self._part is None:
+            return False
+        self._part.stop()
+        return True
+
+    def reload(self, spec: str) -> None:
+        """Take the settings of this spec."""
+        self._live.change(parse(PartSpec.from_json(spec).config))
+
+    def _on_start(self, part: Stoppable) -> None:
+        self._part = part
+
+
+def _here(spec: PartSpec) -> PartSpec:
+    """Return the spec with this node filled in, if Ray has chosen the node."""
+    if spec.node:
+        return spec
+    import ray
+
+    return replace(spec, node=ray.get_runtime_context().get_node_id()[-12:], host=ray.util.get_node_ip_address())
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from alignedserve.core import Role
-from alignedserve.launch.scaling import Change, change
+from alignedserve.launch.orders import Scaling, scale
 from alignedserve.shell.control import LauncherOrder
 from alignedserve.simulator.machines.clock import Priority
 from alignedserve.simulator.machines.world import World
@@ -34,7 +34,7 @@ class SimulatedLauncher:
         self.workers = {
             name: role for name, role in members.items() if role in WORKERS
         }  # all workers of the run, also those that have gone
-        self.log: list[tuple[float, Change]] = []
+        self.log: list[tuple[float, Scaling]] = []
         world.on_gone = self._remove
 
     @property
@@ -44,7 +44,7 @@ class SimulatedLauncher:
     def scale(self, prefill: int | None, decode: int | None) -> None:
         agenda = self._world.agenda
         workers = [(role, name) for name, role in self._members.items() if role in WORKERS]
-        changes = change(workers, self._leaving, LauncherOrder(prefill=prefill, decode=decode))
+        changes = scale(workers, self._leaving, LauncherOrder(prefill=prefill, decode=decode))
         if changes.new or changes.retiring:
             self.log.append((agenda.now, changes))
         for name in changes.new:

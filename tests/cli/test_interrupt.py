@@ -120,7 +120,7 @@ def test_after_imports_ctrl_c_means_what_it_meant_before(meaning: Any) -> None:
 
 def test_a_launcher_hears_a_ctrl_c_that_python_drops(tmp_path: Path) -> None:
     """Python prints an exception in a finalizer, and goes on."""
-    moment = IN_A_FINALIZER.format(module="alignedserve.launch.keeper")
+    moment = IN_A_FINALIZER.format(module="alignedserve.launch.deployment")
     line = f"serve demo --port 0 --pool-directory {tmp_path} --pool-memory-mb 64 --jobs-directory {tmp_path}"
     status, _, err = _interrupted(moment, line, tmp_path)
     assert "Exception ignored in" in err

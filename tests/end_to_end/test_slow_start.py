@@ -19,9 +19,9 @@ SLOW_READS = """
 import time
 from pathlib import Path
 from alignedserve.engine.weights import tensors
-from alignedserve.launch import start_screen
+from alignedserve.launch import screen
 
-start_screen._LINE_S = 1.0  # between two lines of the log
+screen._LINE_S = 1.0  # between two lines of the log
 read, num_read = tensors.safe_open, 0
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from alignedserve.config.config import Config
 from alignedserve.config.sections import ServerConfig
-from alignedserve.launch.ready import is_ready
+from alignedserve.launch.screen import is_ready
 from tests.end_to_end.conftest import on, usually
 from tests.end_to_end.deployment import (
     ANSWER_S,

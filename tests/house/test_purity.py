@@ -38,7 +38,7 @@ CORES = (
     "alignedserve.lab.cli.simulate",
     "alignedserve.bench.core",
     "alignedserve.bench.page",
-    "alignedserve.launch.starts",
+    "alignedserve.launch.orders",
 )
 # Every file of these folders belongs to a core or is used by cores, except the files in SHELL_FILES.
 CORE_FOLDERS = (

@@ -14,9 +14,8 @@ from typing import Any
 from unittest.mock import MagicMock
 
 from alignedserve.config.config import load
-from alignedserve.launch import keeper, ray_actors
-from alignedserve.launch.plan import LaunchMachine
-from alignedserve.launch.reloading import Reloading
+from alignedserve.launch import actors, cluster, deployment, keeper
+from alignedserve.launch.orders import Reloading
 from tests.launch.keepers import specs_of
 
 NUM_FAILURES = 5
@@ -45,10 +44,11 @@ def main() -> int:
         return actor
 
     ray.remote = remote
-    setattr(keeper, "announce_when_ready", lambda _, announce: announce("serves"))  # noqa: B010  (it is not exported)
-    keeper.FIRST_PAUSE_S, keeper.GRACE_S, ray_actors.ANSWER_S = 0.01, 0.0, 0.0
+    setattr(deployment, "announce_when_ready", lambda _, announce: announce("serves"))  # noqa: B010  (it is not exported)
+    keeper.FIRST_PAUSE_S = 0.01
+    keeper.GRACE_S = deployment.GRACE_S = deployment.ENDED_S = actors.ANSWER_S = 0.0
     config = load({"topology": "1+1", "launcher": "ray", "server.drain_s": 0.1}, {}, None)
-    return ray_actors.serve_on_ray(config, specs_of(config), Reloading(config, lambda: config), LaunchMachine())
+    return cluster.serve_on_ray(config, specs_of(config), Reloading(config, lambda: config))
 
 
 if __name__ == "__main__":

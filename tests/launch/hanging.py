@@ -13,9 +13,9 @@ import sys
 from unittest.mock import MagicMock
 
 from alignedserve.config.config import load
-from alignedserve.launch import cluster, ending, keeper, ray_actors
+from alignedserve.launch import actors, bounded, cluster, deployment, keeper
+from alignedserve.launch.orders import Reloading
 from alignedserve.launch.plan import LOOPBACK
-from alignedserve.launch.reloading import Reloading
 
 
 def hang(*_: object, **__: object) -> None:
@@ -37,8 +37,9 @@ def main() -> None:
     actor = ray.remote.return_value.options.return_value.remote.return_value
     actor.__ray_ready__ = MagicMock()  # a mock makes no attribute of such a name by itself
     ray.configure_mock(**{f"{call}.side_effect": hang})
-    setattr(keeper, "announce_when_ready", lambda *_: print("serves", flush=True))  # noqa: B010  (it is not exported)
-    keeper.GRACE_S, ray_actors.ANSWER_S, ending.END_S, ending.AT_ONCE_S = 0.0, 0.0, float(end_s), 0.1
+    setattr(deployment, "announce_when_ready", lambda *_: print("serves", flush=True))  # noqa: B010  (it is not exported)
+    keeper.GRACE_S = deployment.GRACE_S = deployment.ENDED_S = actors.ANSWER_S = 0.0
+    bounded.END_S, bounded.AT_ONCE_S = float(end_s), 0.1
     config = load({"topology": "1+1", "launcher": "ray", "ray.address": "auto", "server.drain_s": 0.1}, {}, None)
     sys.exit(cluster.serve_on_cluster(config, Reloading(config, lambda: config)))
 

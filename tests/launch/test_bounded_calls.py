@@ -7,7 +7,8 @@ from concurrent.futures import TimeoutError as Late
 
 import pytest
 
-from alignedserve.launch.bounded_calls import BoundedCalls, NoAnswer
+from alignedserve.launch.bounded import BoundedCalls
+from alignedserve.launch.host import NoAnswer
 
 LONG_S = 60.0
 

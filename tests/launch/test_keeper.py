@@ -15,13 +15,13 @@ import pytest
 from alignedserve.config.choices import LogLevel
 from alignedserve.config.config import Config, load, parse
 from alignedserve.errors import AlignedServeError
-from alignedserve.launch import keeper
-from alignedserve.launch.bounded_calls import NoAnswer
+from alignedserve.launch import deployment, keeper
+from alignedserve.launch.host import NoAnswer
 from alignedserve.shell.control import HeardOrder, LauncherOrder, door_of, tell
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import PartSpec
 from alignedserve.signs import Sign, Stage
-from tests.launch.keepers import ScriptedKeeper
+from tests.launch.keepers import ScriptedDeployment
 
 pytestmark = pytest.mark.usefixtures("own_door")
 
@@ -34,10 +34,10 @@ def stop() -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
-def dying(*parts: str, lives: int) -> Callable[[ScriptedKeeper, PartSpec], None]:
+def dying(*parts: str, lives: int) -> Callable[[ScriptedDeployment, PartSpec], None]:
     """Let each life of these parts end at once, and stop when the first has had so many."""
 
-    def on_start(kept: ScriptedKeeper, spec: PartSpec) -> None:
+    def on_start(kept: ScriptedDeployment, spec: PartSpec) -> None:
         if spec.name in parts:
             kept.die(spec)
         if kept.lives(parts[0])[-1:] == [lives]:
@@ -55,14 +55,14 @@ def test_each_life_has_a_larger_incarnation_whatever_the_wall_clock_does(
     monkeypatch.setattr(time, "time", lambda: wall() + ahead_s[0])
     monkeypatch.setattr(time, "time_ns", lambda: wall_ns() + int(ahead_s[0] * 1e9))
 
-    def on_start(kept: ScriptedKeeper, spec: PartSpec) -> None:
+    def on_start(kept: ScriptedDeployment, spec: PartSpec) -> None:
         ahead_s[0] += step_s
         if spec.name == "router" and len(kept.lives("router")) < 5:
             kept.die(spec)
         elif spec.name == "router":
             stop()
 
-    kept = ScriptedKeeper(config_of("1+1"), on_start)
+    kept = ScriptedDeployment(config_of("1+1"), on_start)
     assert kept.run() == ExitCode.STOPPED
     lives = kept.lives("router")
     assert len(lives) == 5
@@ -72,14 +72,14 @@ def test_each_life_has_a_larger_incarnation_whatever_the_wall_clock_does(
 
 def test_the_router_knows_all_parts_that_start_with_it() -> None:
     """A part with little to load is heard before the launcher is."""
-    kept = ScriptedKeeper(config_of("1+1"), lambda _, spec: stop() if spec.name == "jobs-0" else None)
+    kept = ScriptedDeployment(config_of("1+1"), lambda _, spec: stop() if spec.name == "jobs-0" else None)
     assert kept.run() == ExitCode.STOPPED
     assert {life.name for life in kept.started[0].lives} == {spec.name for spec in kept.started}
 
 
 def test_a_job_runner_that_does_not_stay_up_is_started_again_after_longer_and_longer_pauses() -> None:
     """Chats need no job runner."""
-    kept = ScriptedKeeper(config_of("1+1"), dying("jobs-0", lives=12))
+    kept = ScriptedDeployment(config_of("1+1"), dying("jobs-0", lives=12))
     assert kept.run() == ExitCode.STOPPED
     assert kept.pauses_s[:9] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0]
     assert all(kept.lives(part) == [1] for part in ("router", "pool-0", "prefill-0", "decode-0", "gateway-0"))
@@ -87,27 +87,27 @@ def test_a_job_runner_that_does_not_stay_up_is_started_again_after_longer_and_lo
 
 @pytest.mark.parametrize("part", ["prefill-1", "decode-1", "gateway-1"])
 def test_a_part_that_others_can_stand_in_for_ends_nothing(part: str) -> None:
-    kept = ScriptedKeeper(config_of("2+2", server__gateways=2), dying(part, lives=6))
+    kept = ScriptedDeployment(config_of("2+2", server__gateways=2), dying(part, lives=6))
     assert kept.run() == ExitCode.STOPPED
     assert kept.pauses_s[:3] == [1.0, 2.0, 4.0]
 
 
 @pytest.mark.parametrize("part", ["router", "pool-0", "prefill-0", "decode-0", "gateway-0"])
 def test_the_deployment_ends_with_a_part_that_nothing_can_be_served_without(part: str) -> None:
-    kept = ScriptedKeeper(config_of("1+1"), dying(part, lives=99))
+    kept = ScriptedDeployment(config_of("1+1"), dying(part, lives=99))
     assert kept.run() == ExitCode.BROKEN
     assert kept.lives(part) == [1, 2, 3]
     assert kept.pauses_s == []
 
 
 def test_while_ray_does_not_answer_no_part_is_given_up() -> None:
-    def on_start(kept: ScriptedKeeper, spec: PartSpec) -> None:
+    def on_start(kept: ScriptedDeployment, spec: PartSpec) -> None:
         if kept.lives("decode-0")[-1:] == [6]:
             stop()
         elif spec.name == "decode-0":
             raise NoAnswer("Ray still does not answer")
 
-    kept = ScriptedKeeper(config_of("1+1"), on_start)
+    kept = ScriptedDeployment(config_of("1+1"), on_start)
     assert kept.run() == ExitCode.STOPPED
     assert kept.pauses_s == [1.0, 2.0, 4.0]
 
@@ -117,15 +117,15 @@ def test_while_ray_does_not_answer_no_part_is_given_up() -> None:
 def test_a_deployment_that_has_served_waits_for_its_part_longer_and_longer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], part: str, failure: str
 ) -> None:
-    monkeypatch.setattr(keeper, "announce_when_ready", lambda _, announce: announce("it serves"))
+    monkeypatch.setattr(deployment, "announce_when_ready", lambda _, announce: announce("it serves"))
 
-    def on_start(kept: ScriptedKeeper, spec: PartSpec) -> None:
+    def on_start(kept: ScriptedDeployment, spec: PartSpec) -> None:
         if spec.name == part:
             kept.die(spec, failure if spec.incarnation > 1 else "")  # the first death comes before it serves
         if kept.lives(part)[-1:] == [12]:
             stop()
 
-    kept = ScriptedKeeper(config_of("1+1"), on_start)
+    kept = ScriptedDeployment(config_of("1+1"), on_start)
     assert kept.run() == ExitCode.STOPPED
     assert kept.pauses_s[:8] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     assert f"{part} does not stay up: it is started again in 30 s" in capsys.readouterr().err
@@ -137,9 +137,9 @@ def test_a_deployment_that_has_served_waits_for_its_part_longer_and_longer(
 def test_a_part_that_cannot_be_started_has_died_and_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: Exception
 ) -> None:
-    monkeypatch.setattr(keeper, "announce_when_ready", lambda _, announce: announce("it serves"))
+    monkeypatch.setattr(deployment, "announce_when_ready", lambda _, announce: announce("it serves"))
 
-    def on_start(kept: ScriptedKeeper, spec: PartSpec) -> None:
+    def on_start(kept: ScriptedDeployment, spec: PartSpec) -> None:
         if spec.name == "decode-0" and spec.incarnation == 1:
             kept.die(spec)
         elif spec.name == "decode-0" and spec.incarnation < 8:
@@ -147,7 +147,7 @@ def test_a_part_that_cannot_be_started_has_died_and_is_tried_again(
         elif spec.name == "decode-0":
             stop()
 
-    kept = ScriptedKeeper(config_of("1+1"), on_start)
+    kept = ScriptedDeployment(config_of("1+1"), on_start)
     assert kept.run() == ExitCode.STOPPED
     assert kept.lives("decode-0") == [1, 2, 3, 4, 5, 6, 7, 8]
     assert kept.pauses_s == [1.0, 2.0, 4.0, 8.0, 16.0]
@@ -156,40 +156,40 @@ def test_a_part_that_cannot_be_started_has_died_and_is_tried_again(
 
 
 def test_a_first_start_without_room_for_processes_ends_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    def on_start(_: ScriptedKeeper, spec: PartSpec) -> None:
+    def on_start(_: ScriptedDeployment, spec: PartSpec) -> None:
         if spec.name == "decode-0":
             raise BlockingIOError(11, "no process")
 
-    assert ScriptedKeeper(config_of("1+1"), on_start).run() == ExitCode.BROKEN
+    assert ScriptedDeployment(config_of("1+1"), on_start).run() == ExitCode.BROKEN
     assert "decode-0 cannot be started: BlockingIOError: [Errno 11] no process" in capsys.readouterr().err
 
 
 def test_parts_that_all_do_not_stay_up_stand_in_for_nobody() -> None:
-    kept = ScriptedKeeper(config_of("1+2"), dying("decode-0", "decode-1", lives=99))
+    kept = ScriptedDeployment(config_of("1+2"), dying("decode-0", "decode-1", lives=99))
     assert kept.run() == ExitCode.BROKEN
     assert kept.pauses_s == [1.0], "the first of them still had the other"
 
 
 def test_a_part_that_stayed_up_is_started_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "QUICK_DEATH_S", 0.0)
-    kept = ScriptedKeeper(config_of("1+1"), dying("decode-0", lives=12))
+    kept = ScriptedDeployment(config_of("1+1"), dying("decode-0", lives=12))
     assert kept.run() == ExitCode.STOPPED
     assert kept.pauses_s == []
 
 
 def test_what_cannot_run_from_the_start_is_an_error_of_its_user() -> None:
-    def on_start(kept: ScriptedKeeper, spec: PartSpec) -> None:
+    def on_start(kept: ScriptedDeployment, spec: PartSpec) -> None:
         if spec.name == "decode-1":
             kept.die(spec, "the model is not there")
 
-    kept = ScriptedKeeper(config_of("2xcolocated"), on_start)
+    kept = ScriptedDeployment(config_of("2xcolocated"), on_start)
     assert kept.run() == ExitCode.USER_ERROR
     assert kept.lives("decode-1") == [1]
 
 
 def test_all_ranks_of_a_worker_wait_out_one_pause() -> None:
     config = config_of("1+2", engine__tensor_parallel_size=2)
-    kept = ScriptedKeeper(config, dying("decode-1", lives=8))
+    kept = ScriptedDeployment(config, dying("decode-1", lives=8))
     assert kept.run() == ExitCode.STOPPED
     assert kept.pauses_s[:5] == [1.0, 2.0, 4.0, 8.0, 16.0], "the end of the other rank is no death of its own"
     assert kept.lives("decode-1-rank-1")[:7] == kept.lives("decode-1")[:7] == [1, 2, 3, 4, 5, 6, 7]
@@ -197,8 +197,8 @@ def test_all_ranks_of_a_worker_wait_out_one_pause() -> None:
 
 def test_a_worker_that_is_retired_during_its_pause_ends_there() -> None:
     config = config_of("1+2")
-    kept = ScriptedKeeper(config, dying("decode-1", lives=99))
-    kept.on_pause = lambda: tell(str(door_of(config.server.port)), LauncherOrder(decode=1))
+    kept = ScriptedDeployment(config, dying("decode-1", lives=99))
+    kept.on_pause(lambda: tell(str(door_of(config.server.port)), LauncherOrder(decode=1)))
     forgotten: list[str] = []
 
     def on_forget(part: str) -> None:
@@ -216,19 +216,19 @@ def test_a_worker_that_was_added_is_started_again_if_it_ever_ran(runs: bool, liv
     """A request may be what ends it. One that never ran is left out."""
     config = config_of("1+2")
 
-    def on_start(kept: ScriptedKeeper, spec: PartSpec) -> None:
+    def on_start(kept: ScriptedDeployment, spec: PartSpec) -> None:
         if spec.name in ("decode-1", "decode-2"):
             kept.die(spec)
         if kept.lives("decode-2")[-1:] == [7] or kept.lives("decode-1")[-1:] == [99]:
             stop()
 
-    kept = ScriptedKeeper(config, on_start)
+    kept = ScriptedDeployment(config, on_start)
 
     def on_pause() -> None:
-        kept.on_pause = None
+        kept.on_pause(None)
         tell(str(door_of(config.server.port)), LauncherOrder(decode=3))
 
-    kept.on_pause = on_pause
+    kept.on_pause(on_pause)
     kept.on_forget = lambda _: stop()
     kept.runs = lambda spec: runs or spec.name != "decode-2"
     assert kept.run() == ExitCode.STOPPED
@@ -236,7 +236,7 @@ def test_a_worker_that_was_added_is_started_again_if_it_ever_ran(runs: bool, liv
 
 
 def test_a_second_signal_ends_every_wait() -> None:
-    class Stubborn(ScriptedKeeper):
+    class Stubborn(ScriptedDeployment):
         """Parts that do not stop when asked, and a user who then interrupts once more."""
 
         def ask_to_stop(self, parts: Collection[str]) -> None:
@@ -257,7 +257,7 @@ def test_a_second_signal_ends_every_wait() -> None:
 # --- Parts that end while it drains
 
 
-class Draining(ScriptedKeeper):
+class Draining(ScriptedDeployment):
     """A deployment whose gateway has open requests when it is told to stop, until the decode worker has had so many
     lives: each that begins meanwhile dies."""
 
@@ -278,7 +278,7 @@ class Draining(ScriptedKeeper):
         super().ask_to_stop(set(parts) - {"gateway-0"})
 
     def wound(self, part: str) -> None:
-        self.die(self._lives[part].spec)
+        self.die(self.spec(part))
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def told_to_stop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         announce("it serves")
         stop()
 
-    monkeypatch.setattr(keeper, "announce_when_ready", announce_and_stop)
+    monkeypatch.setattr(deployment, "announce_when_ready", announce_and_stop)
 
 
 @pytest.mark.usefixtures("told_to_stop")
@@ -327,7 +327,7 @@ def test_where_nothing_can_be_started_any_more_the_drain_ends_with_the_parts_tha
 # --- New settings
 
 
-def reloads(kept: ScriptedKeeper, **others: object) -> list[str]:
+def reloads(kept: ScriptedDeployment, **others: object) -> list[str]:
     """Return the answer to `alignedserve reload` where these settings are asked for now."""
     kept.asked, ours, theirs = config_of("1+1", **others), *socket.socketpair()
     kept.order(HeardOrder(LauncherOrder(reload=True), ours))
@@ -335,14 +335,14 @@ def reloads(kept: ScriptedKeeper, **others: object) -> list[str]:
         return lines.read().splitlines()
 
 
-class Reloaded(ScriptedKeeper):
+class Reloaded(ScriptedDeployment):
     """A deployment that is asked for other settings when all have started, and then stops."""
 
     def __init__(self, **others: object) -> None:
         super().__init__(config_of("1+1"), self._when_started)
         self.others, self.lines = others, list[str]()
 
-    def _when_started(self, _: ScriptedKeeper, spec: PartSpec) -> None:
+    def _when_started(self, _: ScriptedDeployment, spec: PartSpec) -> None:
         if spec.name == "jobs-0" and spec.incarnation == 1:
             threading.Thread(target=self._ask).start()
 
@@ -403,8 +403,8 @@ def test_tls_cannot_be_turned_on_and_a_file_that_cannot_be_read_is_named(tmp_pat
 def test_a_key_is_never_shown_and_a_hangup_reloads_where_no_terminal_hangs_up(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(keeper, "hears_hangup", lambda: True)
-    kept = ScriptedKeeper(config_of("1+1"), lambda _, spec: hang_up() if spec.name == "jobs-0" else None)
+    monkeypatch.setattr(deployment, "hears_hangup", lambda: True)
+    kept = ScriptedDeployment(config_of("1+1"), lambda _, spec: hang_up() if spec.name == "jobs-0" else None)
 
     def hang_up() -> None:
         kept.asked = config_of("1+1", server__api_key="word")
@@ -425,11 +425,11 @@ def quiet(topology: str, quiet_s: float = 0.2) -> Config:
 
 
 def test_a_start_that_stands_still_is_ended_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    def on_start(kept: ScriptedKeeper, spec: PartSpec) -> None:
+    def on_start(kept: ScriptedDeployment, spec: PartSpec) -> None:
         if spec.name == "decode-0":
-            kept.say(Sign(spec.name, 1, Stage.WEIGHTS, 3_100_000_000, 16_100_000_000))
+            kept.sign(Sign(spec.name, 1, Stage.WEIGHTS, 3_100_000_000, 16_100_000_000))
 
-    kept = ScriptedKeeper(quiet("1+1"), on_start)
+    kept = ScriptedDeployment(quiet("1+1"), on_start)
     kept.runs = lambda spec: spec.name != "decode-0"
     assert kept.run() == ExitCode.BROKEN
     lines = capsys.readouterr().err.splitlines()
@@ -441,7 +441,7 @@ def test_a_start_that_stands_still_is_ended_with_one_line(capsys: pytest.Capture
 
 
 def test_a_start_in_which_all_parts_run_and_no_request_is_taken_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    kept = ScriptedKeeper(quiet("1+1"), lambda *_: None)
+    kept = ScriptedDeployment(quiet("1+1"), lambda *_: None)
     assert kept.run() == ExitCode.BROKEN
     assert "no request is taken though no part is starting" in capsys.readouterr().err
 
@@ -449,13 +449,13 @@ def test_a_start_in_which_all_parts_run_and_no_request_is_taken_fails(capsys: py
 def test_a_part_that_stands_still_while_others_serve_is_started_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(keeper, "announce_when_ready", lambda _, announce: announce("it serves"))
+    monkeypatch.setattr(deployment, "announce_when_ready", lambda _, announce: announce("it serves"))
 
-    def on_start(kept: ScriptedKeeper, _: PartSpec) -> None:
+    def on_start(kept: ScriptedDeployment, _: PartSpec) -> None:
         if kept.lives("decode-1") == [1, 2, 3]:
             stop()
 
-    kept = ScriptedKeeper(quiet("2xcolocated"), on_start)
+    kept = ScriptedDeployment(quiet("2xcolocated"), on_start)
     kept.runs = lambda spec: spec.name != "decode-1"
     assert kept.run() == ExitCode.STOPPED
     assert "decode-1 loads libraries, and nothing has moved there for" in capsys.readouterr().err
@@ -465,19 +465,19 @@ def test_a_part_that_stands_still_while_others_serve_is_started_again(
 def test_a_part_that_runs_and_gives_no_sign_of_life_is_started_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(keeper, "announce_when_ready", lambda _, announce: announce("it serves"))
-    monkeypatch.setattr(keeper, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(deployment, "announce_when_ready", lambda _, announce: announce("it serves"))
+    monkeypatch.setattr(deployment, "LOOK_AGAIN_S", 0.01)
 
-    def on_start(_: ScriptedKeeper, spec: PartSpec) -> None:
+    def on_start(_: ScriptedDeployment, spec: PartSpec) -> None:
         if (spec.name, spec.incarnation) == ("router", 2):
             stop()
 
     def speak() -> None:
         while not is_over.wait(0.02):
             for spec in kept.started[1:]:
-                kept.say(Sign(spec.name, spec.incarnation, Stage.RUNS, 1))
+                kept.sign(Sign(spec.name, spec.incarnation, Stage.RUNS, 1))
 
-    kept, is_over = ScriptedKeeper(config_of("1+1", launch__still_s=3.0), on_start), threading.Event()
+    kept, is_over = ScriptedDeployment(config_of("1+1", launch__still_s=3.0), on_start), threading.Event()
     speaker = threading.Thread(target=speak)
     speaker.start()
     try:
@@ -494,7 +494,7 @@ def test_a_part_that_ends_while_it_loads_has_died_quickly_however_long_that_took
 ) -> None:
     """Otherwise a worker that fails after a minute of loading would be started for ever."""
     monkeypatch.setattr(keeper, "QUICK_DEATH_S", 0.0)  # whatever it is, the part does not get there
-    kept = ScriptedKeeper(config_of("1+1"), dying("decode-0", lives=9))
+    kept = ScriptedDeployment(config_of("1+1"), dying("decode-0", lives=9))
     kept.runs = lambda spec: spec.name != "decode-0"
     assert kept.run() == ExitCode.BROKEN
     assert kept.lives("decode-0") == [1, 2, 3]

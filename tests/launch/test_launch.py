@@ -19,8 +19,8 @@ from alignedserve.config.config import Config, load, parse
 from alignedserve.core import WORKERS
 from alignedserve.errors import ConfigError, ModelError
 from alignedserve.launch import launch
-from alignedserve.launch.plan import LaunchMachine, plan
-from alignedserve.launch.ready import url_of
+from alignedserve.launch.plan import plan
+from alignedserve.launch.screen import url_of
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import PartSpec
 from alignedserve.sizing import accelerator
@@ -54,7 +54,7 @@ def test_the_ranks_of_a_worker_are_parts_beside_it(tmp_path: Path) -> None:
         {},
         None,
     )
-    specs = plan(config, LaunchMachine())
+    specs = plan(config)
     assert [(spec.name, spec.worker, spec.rank) for spec in specs] == [
         ("router", "router", 0),
         ("pool-0", "pool-0", 0),
@@ -69,20 +69,10 @@ def test_the_ranks_of_a_worker_are_parts_beside_it(tmp_path: Path) -> None:
     assert len({spec.device for spec in workers}) == len(workers) == 4
 
 
-def test_a_worker_that_leaves_a_machine_leaves_its_devices_to_the_next(tmp_path: Path) -> None:
-    config = load({"topology": "2xcolocated", "kvpool.directory": str(tmp_path)}, {}, None)
-    machine = LaunchMachine()
-    specs = {spec.name: spec for spec in plan(config, machine)}
-    assert (specs["decode-0"].device, specs["decode-1"].device) == (0, 1)
-    machine.leave("decode-0")
-    come = [machine.place(replace(specs["decode-1"], name=f"decode-{number}")) for number in (2, 3)]
-    assert [spec.device for spec in come] == [0, 2]
-
-
 class _Kept:
-    """A launcher that starts nothing, and keeps what it was given."""
+    """A deployment that starts nothing, and keeps what it was given."""
 
-    def __init__(self, config: Config, specs: Sequence[PartSpec], *_: object) -> None:
+    def __init__(self, config: Config, specs: Sequence[PartSpec], *_: object, record: object) -> None:
         kept[:] = [config, *specs]
 
     def run(self) -> int:
@@ -112,7 +102,7 @@ def test_what_auto_stands_for_is_decided_once_and_said(
     said: str,
 ) -> None:
     monkeypatch.setattr(accelerator, "choose", lambda: choice)
-    monkeypatch.setattr(launch, "OnThisMachine", _Kept)
+    monkeypatch.setattr(launch, "Deployment", _Kept)
     monkeypatch.setattr(launch, "fork_servers", lambda _: nullcontext({}))
     flags = {"server.port": 0, "jobs.store": "off", "kvpool.directory": str(tmp_path)}
     assert launch.serve(asked := load(flags, {}, None), lambda: asked) == 7
@@ -152,7 +142,7 @@ def test_a_folder_that_lacks_something_is_refused_before_a_part_starts(
     harm(folder / name)
     config = load({"model": str(folder), "engine.device": "cpu", "kvpool.directory": str(tmp_path)}, {}, None)
     with pytest.raises(ModelError, match=said):
-        plan(config, LaunchMachine())
+        plan(config)
 
 
 def test_the_launcher_loads_no_torch() -> None:

@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from alignedserve.config.config import Config, load
-from alignedserve.launch.ready import announce_when_ready
+from alignedserve.launch.screen import announce_when_ready
 
 PATIENT_S = 60.0
 

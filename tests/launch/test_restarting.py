@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import pytest
 
 from alignedserve.config.config import Config, load
-from alignedserve.core import Role
-from alignedserve.launch import keeper
-from alignedserve.launch.plan import parts_of
-from alignedserve.launch.restarting import Act, PartChange, Restart, Step
+from alignedserve.core import WORKERS, Role
+from alignedserve.launch import deployment
+from alignedserve.launch.host import Host, PartBegan, PartEnded
+from alignedserve.launch.keeper import Change, Keeper
+from alignedserve.launch.orders import Restart
 from alignedserve.launch.succession import Left, Record
-from alignedserve.protocol.messages import Life
+from alignedserve.protocol.messages import Attempt, Died, Life, Retire, Started
 from alignedserve.shell.control import RESTARTED, HeardOrder, LauncherOrder
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.link_keys import DeploymentKeys
 from alignedserve.shell.part import PartSpec
-from tests.launch.keepers import ScriptedKeeper, specs_of
+from tests.launch.keepers import ScriptedDeployment, specs_of
 from tests.launch.test_keeper import stop
 from tests.launch.test_succession import ASKED, ended_process
 
@@ -32,69 +33,114 @@ PARTS = ["router", "pool-0", "prefill-0", "decode-0", "gateway-0", "gateway-1", 
 # --- What comes next
 
 
-def restart_of(*parts: tuple[Role, str], in_place: bool = False) -> Restart:
-    return Restart(parts, 0.0, in_place)
+class Noted(Host):
+    """Starts and ends nothing: what is asked of this host, and said to others, is noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+
+    def start(self, spec: PartSpec) -> None:
+        self.notes.append(f"start {spec.name}")
+
+    def ask_to_stop(self, parts: Collection[str]) -> None:
+        self.notes += [f"stop {part}" for part in parts]
+
+    def hand_on(self, spec: PartSpec) -> None: ...
+
+    def end(self, part: str) -> None:
+        self.notes.append(f"end {part}")
+
+    def say(self, line: str) -> None: ...
+
+    def tell_router(self, message: Died | Retire) -> None:
+        self.notes.append(f"{type(message).__name__.lower()} {message.name}")
+
+    def tell_lives(self, lives: Started) -> None: ...
+
+    def work_of(self, spec: PartSpec) -> tuple[Attempt, ...]:
+        return ()
+
+    def remember(self) -> None: ...
+
+    def since(self) -> list[str]:
+        """Return the notes since the last look."""
+        notes, self.notes = self.notes, []
+        return notes
 
 
-@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE, Role.GATEWAY])
-def test_a_spare_runs_before_its_part_is_retired(role: Role) -> None:
-    restart = restart_of((role, "old"))
-    assert restart.next() == Step(Act.START_SPARE, "old")
-    restart.spare = "new"
-    assert restart.hear(PartChange.RUNS, "old") is None, "its signs of life come all the time"
-    assert restart.hear(PartChange.IS_OVER, "old") is None, "it has died, and starts again"
-    assert restart.hear(PartChange.RUNS, "new") == Step(Act.RETIRE, "old")
-    assert restart.hear(PartChange.RUNS, "new") is None
-    assert restart.hear(PartChange.IS_OVER, "new") is None
-    assert restart.hear(PartChange.IS_OVER, "old") == Step(Act.FINISH)
+def restart_of(*parts: str, in_place: bool = False) -> tuple[Restart, Noted, socket.socket]:
+    """Begin to restart these parts, which all run, and return where the answer is."""
+    host, (ours, theirs) = Noted(), socket.socketpair()
+    specs = [replace(specs_of(SPLIT)[0], role=Role(part.partition("-")[0]), name=part) for part in parts]
+    keeper = Keeper(SPLIT, specs, host, host, lambda: 0.0)
+    keeper.begin()
+    for part in parts:
+        keeper.hear(PartBegan(part, 1))
+    host.since()
+    restart = Restart(keeper, host, HeardOrder(LauncherOrder(restart=True, in_place=in_place), ours))
+    restart.go_on()
+    return restart, host, theirs
+
+
+@pytest.mark.parametrize(("role", "ends"), [("prefill", "retire"), ("decode", "retire"), ("gateway", "stop")])
+def test_a_spare_runs_before_its_part_is_retired(role: str, ends: str) -> None:
+    old, new = f"{role}-0", f"{role}-1"
+    restart, host, _ = restart_of(old)
+    assert host.since() == [f"start {new}"]
+    restart.hear(Change.RUNS, old, "")  # its signs of life come all the time
+    restart.hear(Change.IS_OVER, old, "")  # it has died, and starts again
+    assert host.since() == []
+    restart.hear(Change.RUNS, new, "")
+    assert host.since() == [f"{ends} {old}"]
+    restart.hear(Change.RUNS, new, "")
+    restart.hear(Change.IS_OVER, new, "")
+    assert host.since() == []
+    assert not restart.is_over
+    restart.hear(Change.IS_OVER, old, "")
+    assert restart.is_over
 
 
 @pytest.mark.parametrize(
-    ("role", "in_place"),
-    [(Role.ROUTER, False), (Role.POOL, False), (Role.JOBS, False), (Role.DECODE, True), (Role.PREFILL, True)],
+    ("part", "in_place"),
+    [("router", False), ("pool-0", False), ("jobs-0", False), ("decode-0", True), ("prefill-0", True)],
 )
-def test_a_part_without_a_spare_ends_and_its_next_life_runs_before_another_part_ends(
-    role: Role, in_place: bool
-) -> None:
-    restart = restart_of((role, "part"), in_place=in_place)
-    assert restart.next() == Step(Act.END, "part")
-    assert restart.hear(PartChange.RUNS, "part") is None, "a sign of the life that ends"
-    assert restart.hear(PartChange.IS_OVER, "other") is None
-    assert restart.hear(PartChange.IS_OVER, "part") is None
-    assert restart.hear(PartChange.RUNS, "other") is None
-    assert restart.hear(PartChange.RUNS, "part") == Step(Act.FINISH)
+def test_a_part_without_a_spare_ends_and_its_next_life_runs_before_another_part_ends(part: str, in_place: bool) -> None:
+    restart, host, _ = restart_of(part, in_place=in_place)
+    assert host.since() == [f"stop {part}"]
+    restart.hear(Change.RUNS, part, "")  # a sign of the life that ends
+    restart.hear(Change.IS_OVER, "other", "")
+    restart.hear(Change.IS_OVER, part, "")
+    restart.hear(Change.RUNS, "other", "")
+    assert not restart.is_over
+    restart.hear(Change.RUNS, part, "")
+    assert restart.is_over
 
 
 def test_parts_go_in_an_order_and_none_is_forgotten() -> None:
-    restart, order = restart_of(*reversed(parts_of(SPLIT)), in_place=True), list[str]()
-    step = restart.next()
-    while step.act is not Act.FINISH:
-        order.append(step.part)
-        if step.act is Act.START_SPARE:
-            restart.spare = "new"
-            restart.hear(PartChange.RUNS, "new")
-            after = restart.hear(PartChange.IS_OVER, step.part)
-        else:
-            restart.hear(PartChange.IS_OVER, step.part)
-            after = restart.hear(PartChange.RUNS, step.part)
-        assert after is not None
-        step = after
-    assert sorted(order) == sorted(PARTS)
-    assert order[:4] == PARTS[:4]
+    restart, host, _ = restart_of(*reversed([part for part in PARTS if "gateway" not in part]), in_place=True)
+    order = list[str]()
+    while not restart.is_over:
+        [note] = host.since()
+        order.append(part := note.removeprefix("stop "))
+        restart.hear(Change.IS_OVER, part, "")
+        restart.hear(Change.RUNS, part, "")
+    assert order == ["router", "pool-0", "prefill-0", "decode-0", "jobs-0"]
 
 
 def test_a_spare_that_cannot_run_ends_it() -> None:
-    restart = restart_of((Role.DECODE, "old"), (Role.DECODE, "other"))
-    restart.next()
-    restart.spare = "new"
-    assert restart.hear(PartChange.LEFT_OUT, "other", "of scale") is None
-    assert restart.hear(PartChange.LEFT_OUT, "new", "no memory") == Step(Act.GIVE_UP, "old", "no memory")
+    restart, _, answer = restart_of("decode-0")
+    restart.hear(Change.LEFT_OUT, "other", "of scale")
+    assert not restart.is_over
+    restart.hear(Change.LEFT_OUT, "decode-1", "no memory")
+    assert restart.is_over
+    assert "error: decode-0 is not replaced: no memory; --in-place" in answer.recv(1000).decode()
 
 
 # --- What the launcher does
 
 
-class Commanded(ScriptedKeeper):
+class Commanded(ScriptedDeployment):
     """A deployment that gets commands one after the other once it serves, and then stops."""
 
     def __init__(self, *commands: LauncherOrder, config: Config = SPLIT, left: Left | None = None) -> None:
@@ -124,14 +170,11 @@ class Commanded(ScriptedKeeper):
         self.order(HeardOrder(order, ours))
         return theirs
 
-    def there(self) -> set[str]:
-        return {spec.name for spec in self._specs}
-
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Commanded], None]:
     def run(kept: Commanded) -> None:
-        monkeypatch.setattr(keeper, "announce_when_ready", lambda _, announce: kept.announce(announce))
+        monkeypatch.setattr(deployment, "announce_when_ready", lambda _, announce: kept.announce(announce))
         assert kept.run() == ExitCode.STOPPED
 
     return run
@@ -155,7 +198,7 @@ def test_every_part_is_replaced_and_names_come_back(run: Callable[[Commanded], N
         ("decode-1", "decode-0"),
     }
     assert kept.there() == {"router", "pool-0", "prefill-0", "decode-0", "gateway-1", "gateway-2", "jobs-0"}
-    assert all(not spec.replaces for spec in kept._specs), "what is gone is replaced by nobody"
+    assert all(not spec.replaces for spec in map(kept.spec, kept.there())), "what is gone is replaced by nobody"
     assert kept.lives("router") == kept.lives("jobs-0") == [1, 2, 3]
 
 
@@ -241,3 +284,18 @@ def test_parts_of_a_version_with_other_settings_are_replaced(run: Callable[[Comm
     kept.on_start = lambda _: stop() if kept.lives("jobs-0") == [1, 2] else None
     run(kept)
     assert kept.there() == {"router", "pool-0", "prefill-1", "decode-1", "gateway-2", "gateway-0", "jobs-0"}
+
+
+def test_a_worker_that_has_left_leaves_its_devices_to_the_next() -> None:
+    config = load({"topology": "2xcolocated"}, {}, None)
+    host, devices = Noted(), iter((0, 1))
+    specs = [replace(spec, device=next(devices) if spec.role in WORKERS else 0) for spec in specs_of(config)]
+    keeper = Keeper(config, specs, host, host, lambda: 0.0)
+    keeper.begin()
+    keeper.hear(PartBegan("decode-0", 1))
+    keeper.retire("decode-0")
+    keeper.add("decode-2")
+    keeper.hear(PartEnded("decode-0", 1, 0, ""))
+    keeper.add("decode-3")
+    devices_of = {part.spec.name: part.spec.device for part in keeper.parts() if part.spec.role in WORKERS}
+    assert devices_of == {"decode-1": 1, "decode-2": 2, "decode-3": 0}

@@ -12,7 +12,7 @@ from alignedserve.config.config import Config
 from alignedserve.config.sections import ScaleConfig
 from alignedserve.config.topology import Range, Topology
 from alignedserve.core import Role
-from alignedserve.launch.scaling import Change, change, check
+from alignedserve.launch.orders import Scaling, check_scale, scale
 from alignedserve.shell.control import ControlError, LauncherOrder, door_of
 
 SPLIT = replace(Config(), topology=Topology.parse("2+3"))
@@ -24,19 +24,19 @@ WORKERS = [
 @pytest.mark.parametrize(
     ("wanted", "changed"),
     [
-        (LauncherOrder(), Change((), ())),
-        (LauncherOrder(prefill=2, decode=3), Change((), ())),
-        (LauncherOrder(prefill=3, decode=1), Change(("prefill-2",), ("decode-2", "decode-1"))),
-        (LauncherOrder(decode=5), Change(("decode-3", "decode-4"), ())),
+        (LauncherOrder(), Scaling((), ())),
+        (LauncherOrder(prefill=2, decode=3), Scaling((), ())),
+        (LauncherOrder(prefill=3, decode=1), Scaling(("prefill-2",), ("decode-2", "decode-1"))),
+        (LauncherOrder(decode=5), Scaling(("decode-3", "decode-4"), ())),
     ],
 )
-def test_a_worker_that_came_last_leaves_first(wanted: LauncherOrder, changed: Change) -> None:
-    assert change(WORKERS, (), wanted) == changed
+def test_a_worker_that_came_last_leaves_first(wanted: LauncherOrder, changed: Scaling) -> None:
+    assert scale(WORKERS, (), wanted) == changed
 
 
 def test_a_worker_that_is_leaving_counts_no_more_and_keeps_its_name() -> None:
-    assert change(WORKERS, {"decode-1"}, LauncherOrder(decode=3)) == Change(("decode-3",), ())
-    assert change(WORKERS, {"decode-1"}, LauncherOrder(decode=1)) == Change((), ("decode-2",))
+    assert scale(WORKERS, {"decode-1"}, LauncherOrder(decode=3)) == Scaling(("decode-3",), ())
+    assert scale(WORKERS, {"decode-1"}, LauncherOrder(decode=1)) == Scaling((), ("decode-2",))
 
 
 def test_a_socket_of_too_long_a_name_is_refused_before_anything_starts(
@@ -50,6 +50,6 @@ def test_a_socket_of_too_long_a_name_is_refused_before_anything_starts(
 
 def test_no_more_and_no_fewer_than_the_deployment_may_have_by_itself() -> None:
     bounded = replace(SPLIT, scale=ScaleConfig(decode=Range(2, 4)))
-    check(bounded, LauncherOrder(prefill=9, decode=4))
+    check_scale(bounded, LauncherOrder(prefill=9, decode=4))
     with pytest.raises(ControlError, match=r"--decode 5 is not in scale.decode 2-4"):
-        check(bounded, LauncherOrder(decode=5))
+        check_scale(bounded, LauncherOrder(decode=5))

@@ -6,7 +6,7 @@ import pytest
 
 from alignedserve.config.config import dump, load, parse
 from alignedserve.core import OWNERS, Role
-from alignedserve.launch.reloading import Reloading
+from alignedserve.launch.orders import Reloading
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.part import PartSpec
 

@@ -33,7 +33,7 @@ from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.link_keys import DeploymentKeys
 from alignedserve.shell.part import PartSpec
-from tests.launch.keepers import ScriptedKeeper, specs_of
+from tests.launch.keepers import ScriptedDeployment, specs_of
 
 FORKING = multiprocessing.get_context("fork")
 ASKED = {"model": "demo"}
@@ -256,7 +256,7 @@ def test_the_next_launcher_keeps_lives_that_run_and_starts_the_others_anew() -> 
     lives = {spec.name: Life(spec.name, spec.acts_as, 4) for spec in specs}
     record = Record(ended_process(), ASKED, keys := DeploymentKeys.new(), lives, specs, {})
     running: Mapping[str, object] = dict.fromkeys(name for name in lives if name != "decode-0")
-    kept = ScriptedKeeper(
+    kept = ScriptedDeployment(
         config,
         lambda _, spec: signal.raise_signal(signal.SIGTERM) if spec.name == "jobs-0" else None,
         Left(record, running),  # pyrefly: ignore[bad-argument-type]  # it starts nothing
@@ -276,13 +276,13 @@ def test_the_next_launcher_of_a_deployment_that_has_served_does_not_end_it_for_d
     lives = {spec.name: Life(spec.name, spec.acts_as, 4) for spec in specs}
     record = Record(ended_process(), ASKED, DeploymentKeys.new(), lives, specs, {}, has_served=has_served)
 
-    def on_start(kept: ScriptedKeeper, spec: PartSpec) -> None:
+    def on_start(kept: ScriptedDeployment, spec: PartSpec) -> None:
         if spec.name == "router":
             kept.die(spec)
         if kept.lives("router")[-1:] == [9]:
             signal.raise_signal(signal.SIGTERM)
 
-    assert ScriptedKeeper(config, on_start, Left(record, {})).run() == code
+    assert ScriptedDeployment(config, on_start, Left(record, {})).run() == code
 
 
 def test_a_record_says_whether_the_deployment_has_served() -> None:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 URL = "/v1/completions"
 # A launcher without fork servers, which starts some parts with the code of another folder.
 MIXED = """
-from alignedserve.launch import local
+from alignedserve.launch import processes
 from alignedserve.safe_path import module_command
 
 def command(module, part):
@@ -38,7 +38,7 @@ def command(module, part):
         words[1] = {safe_path!r}
     return words
 
-local.adopt_orphans, local.module_command = lambda: False, command
+processes.adopt_orphans, processes.module_command = lambda: False, command
 from alignedserve.__main__ import main
 raise SystemExit(main())
 """

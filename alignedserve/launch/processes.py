@@ -1,4 +1,4 @@
-"""The launcher that runs each part as a process of this machine."""
+"""The host that runs each part as a process of this machine."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from signal import Signals
 from typing import TypeAlias
 
-from alignedserve.config.config import Config
 from alignedserve.core import WORKERS, Role
 from alignedserve.launch import start
 from alignedserve.launch.fork_server import ForkedProcess, ForkServer, ForkServerGone, adopt_orphans, rename
-from alignedserve.launch.keeper import GRACE_S, say
-from alignedserve.launch.orders import CommandedKeeper
-from alignedserve.launch.plan import LaunchMachine
-from alignedserve.launch.reloading import Reloading
-from alignedserve.launch.succession import Left, LeftProcess, Process, Record, RecordFile
+from alignedserve.launch.host import Events, Host, PartBegan, say
+from alignedserve.launch.keeper import GRACE_S
+from alignedserve.launch.succession import Left, LeftProcess
 from alignedserve.safe_path import module_command
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import PartSpec
@@ -54,8 +51,8 @@ def _part(name: str) -> int:
 class _PartProcess:
     """The process of one life of a part. It may have yet to be forked: then its end is that it never begins."""
 
-    def __init__(self, spec: PartSpec, ended: Callable[[PartSpec, object, str], None]) -> None:
-        self.spec, self._ended = spec, ended
+    def __init__(self, spec: PartSpec, events: Events) -> None:
+        self.spec, self._events = spec, events
         self._lock, self._telling = threading.Lock(), threading.Lock()
         self._process: _Process | None = None
         self.is_over = False
@@ -84,11 +81,11 @@ class _PartProcess:
         with self._lock:
             was_over, self.is_over = self.is_over, True
         if not was_over:
-            self._ended(self.spec, how, failure)
+            self._events.ended(self.spec, how, failure)
         self._has_ended.set()
 
-    def signal(self, number: Signals) -> bool:
-        """Send the signal, or let the process never begin; return whether there is one."""
+    def signal(self, number: Signals) -> None:
+        """Send the signal, or let the process never begin. Wait a moment for the end of one that is killed."""
         with self._lock:
             process = self._process
             if process is not None:
@@ -97,43 +94,28 @@ class _PartProcess:
             self.say_ended(-number)
         elif number is signal.SIGKILL:
             self._has_ended.wait(GRACE_S)  # one that waits for a driver or a disk does not end
-        return process is not None
 
 
-class OnThisMachine(CommandedKeeper):
-    """Keeps every part as a child process."""
+class Processes(Host):
+    """Runs every part as a child process."""
 
-    def __init__(
-        self,
-        config: Config,
-        specs: Sequence[PartSpec],
-        reloading: Reloading,
-        machine: LaunchMachine,
-        servers: ForkServers | None = None,
-        record: RecordFile | None = None,
-        left: Left | None = None,
-    ) -> None:
-        """`left` is what another launcher has left, and the next one reads `record`."""
-        super().__init__(config, specs, reloading, machine, left)
+    def __init__(self, servers: ForkServers | None = None, left: Left | None = None) -> None:
+        """`left` has the processes that another launcher has left."""
+        super().__init__()
         self._left_processes = left.processes if left else {}
-        self._record = record
         self._servers = dict(servers or {})
         self._adopts = bool(servers)
         self._processes: dict[str, _PartProcess] = {}
 
-    @property
-    def may_be_followed(self) -> bool:
-        return self._record is not None and self._record.is_kept
-
     def start(self, spec: PartSpec) -> None:
-        part = _PartProcess(spec, self.ended)
+        part = _PartProcess(spec, self.events)
         # A full machine gives no thread. Then no process begins either, whose end nobody would hear.
         threading.Thread(target=self._run, args=(spec, part), name=f"part-{spec.name}", daemon=True).start()
         self._processes[spec.name] = part
         self._loads(part, 0)
 
     def _loads(self, part: _PartProcess, num_modules: int) -> None:
-        self._events.put(Sign(part.spec.name, part.spec.incarnation, Stage.LIBRARIES, num_modules))
+        self.events.put(Sign(part.spec.name, part.spec.incarnation, Stage.LIBRARIES, num_modules))
 
     def _run(self, spec: PartSpec, part: _PartProcess) -> None:
         """Begin the process of a part, and wait for its end."""
@@ -147,7 +129,7 @@ class OnThisMachine(CommandedKeeper):
         assert process.stdout is not None
         with suppress(BrokenPipeError), process.stdin, process.stdout:  # what it has not read is written as this ends
             if part.is_wanted(process):
-                self.later(spec, partial(self.began, spec.name))
+                self.events.put(PartBegan(spec.name, spec.incarnation))
                 part.tell()  # its input stays open: its end tells the part that the launcher has gone
             code = process.wait()
             part.say_ended(code, process.stdout.read().decode() if code == ExitCode.USER_ERROR else "")
@@ -203,17 +185,8 @@ class OnThisMachine(CommandedKeeper):
                 else:
                     os.waitpid(ended.si_pid, 0)
 
-    def remember(self) -> None:
-        me = Process.of(os.getpid())
-        if self._record is None or not self._record.is_kept or me is None:
-            return
-        # What a retiring worker has goes on elsewhere; a gateway's streams do not.
-        specs = tuple(spec for spec in self._specs if spec.role is Role.GATEWAY or spec.worker not in self._retiring)
-        found = {name: Process.of(part.pid) for name, part in self._processes.items() if part.pid and not part.is_over}
-        processes = {name: process for name, process in found.items() if process is not None}
-        asked, has_served = self._reloading.asked, self._starts.is_open
-        record = Record(me, asked, self._keys, self._newest, specs, processes, has_served=has_served)
-        self._record.write(record)
+    def pids(self) -> Mapping[str, int]:
+        return {name: part.pid for name, part in self._processes.items() if part.pid and not part.is_over}
 
     def ask_to_stop(self, parts: Collection[str]) -> None:
         for part in self._processes.keys() & parts:

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import pytest
 
 from alignedserve.config.config import load
-from alignedserve.launch import local
-from alignedserve.launch.local import OnThisMachine
-from alignedserve.launch.plan import LaunchMachine
-from alignedserve.launch.reloading import Reloading
+from alignedserve.launch import processes
+from alignedserve.launch.deployment import Deployment
+from alignedserve.launch.orders import Reloading
+from alignedserve.launch.processes import Processes
 from alignedserve.shell.exit_code import ExitCode
 from tests.launch.keepers import specs_of
 
@@ -32,8 +32,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[b
         made.append(make(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(local, "module_command", lambda *_: [sys.executable, "-c", "import sys; sys.stdin.read()"])
-    monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
+    monkeypatch.setattr(processes, "module_command", lambda *_: [sys.executable, "-c", "import sys; sys.stdin.read()"])
+    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
     yield made
     for process in made:
         process.kill()
@@ -41,7 +41,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[b
 
 def ends() -> int:
     config = load({"topology": "1+1"}, {}, None)
-    return OnThisMachine(config, specs_of(config), Reloading(config, lambda: config), LaunchMachine()).run()
+    host = Processes()
+    return Deployment(config, specs_of(config), Reloading(config, lambda: config), host).run()
 
 
 def test_without_processes_the_start_ends_with_the_reason(
@@ -50,7 +51,7 @@ def test_without_processes_the_start_ends_with_the_reason(
     def fork(*_: object, **__: object) -> NoReturn:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=fork, PIPE=subprocess.PIPE))
+    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=fork, PIPE=subprocess.PIPE))
     assert ends() == ExitCode.BROKEN
     assert "cannot be started: OSError: [Errno 12] Cannot allocate memory" in capsys.readouterr().err
 
@@ -67,7 +68,7 @@ def test_without_threads_no_process_is_started_of_which_nobody_would_hear(
         raise RuntimeError("can't start new thread")
 
     without = SimpleNamespace(Thread=no_thread, Lock=threading.Lock, Event=threading.Event)
-    monkeypatch.setattr(local, "threading", without)
+    monkeypatch.setattr(processes, "threading", without)
     assert ends() == ExitCode.BROKEN
     assert "cannot be started: RuntimeError: can't start new thread" in capsys.readouterr().err
     assert not started

@@ -1,8 +1,9 @@
-"""Find out whether a deployment takes requests, and what its user may try first."""
+"""What the user of a launcher sees: its slowest part while it starts, and how to ask once it takes requests."""
 
 from __future__ import annotations
 
 import http.client
+import logging
 import os
 import socket
 import ssl
@@ -11,14 +12,50 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import TextIO
 from urllib.parse import urlsplit
 
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.model_source import DEMO_FOLDER
+from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.config.config import Config
+from alignedserve.signs import Sign
 from alignedserve.sizing.model_folder import model_folder
 
-READY_LOOK_S = 0.05  # between two looks at whether it can
+log = logging.getLogger("alignedserve.launch")
+
+READY_LOOK_S = 0.05  # between two looks at whether it takes requests
+_WIDTH = 20  # of the bar: it is shorter than lines of the log, which parts write over it
+_LINE_S = 10.0  # between two lines of the log: a start that is shorter has none
+
+
+class StartScreen:
+    def __init__(self, file: TextIO, is_for_people: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        """Show a bar if the file is a terminal and lines of the log are for people, or else write lines."""
+        self._bar = ProgressBar("alignedserve:", file) if is_for_people and file.isatty() else None
+        self._clock, self._is_drawn = clock, False
+        self._next_at, self._line = clock() + _LINE_S, ""
+
+    def show(self, sign: Sign | None) -> None:
+        """Show what the slowest part does; None where no part is starting."""
+        if sign is None:
+            return self.clear()
+        text = f"{sign.part} {sign.stage.value}"
+        if self._bar is not None:
+            self._is_drawn = True
+            full = int(_WIDTH * sign.share)
+            drawn = f" [{'#' * full}{'.' * (_WIDTH - full)}]" if sign.total else ""
+            return self._bar.tell(f"{text}{drawn} {sign.amount}\r")  # the next line of a log begins where the bar does
+        line = f"{text}: {sign.amount}" if sign.amount else text
+        if self._clock() >= self._next_at and line != self._line:
+            log.info("starting: %s", line)
+            self._next_at, self._line = self._clock() + _LINE_S, line
+        return None
+
+    def clear(self) -> None:
+        if self._bar is not None and self._is_drawn:
+            self._bar.clear()
+            self._is_drawn = False
 
 
 def url_of(config: Config) -> str:

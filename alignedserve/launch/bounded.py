@@ -1,6 +1,7 @@
-"""The bound on the end of a deployment on Ray: a call to a Ray that has lost its head or a node may never return.
+"""Bounds on what Ray does not answer: on each call to it, and on the end of a deployment.
 
-Its thread hears signals too. Python handles a signal between two lines of the main thread, which such a call holds.
+A call to a Ray that has lost its head or a node may never return, and holds the thread that makes it. Python handles a
+signal between two lines of the main thread: while such a call holds that thread, another one hears signals.
 """
 
 from __future__ import annotations
@@ -13,15 +14,51 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late
 from contextlib import suppress
+from typing import Any, TypeVar
 
-from alignedserve.launch.keeper import STOPS, say
+from alignedserve.launch.host import NoAnswer, say
 from alignedserve.shell.exit_code import ExitCode
 
+STOPS = (signal.SIGINT, signal.SIGTERM)
+CALL_S = 20.0  # for a call to Ray
 END_S = 60.0  # for a deployment to end after its requests have ended
 AT_ONCE_S = 5.0  # the same after a second signal
 SAID_S = 1.0  # for the last line to be written: a terminal may be paused
 _BEGUN = 0  # no signal has this number
+
+Result = TypeVar("Result")
+
+
+class BoundedCalls:
+    """Makes one call after the other, each in a thread of its own. A call that is late goes on there."""
+
+    def __init__(self, whom: str, most_s: float = CALL_S) -> None:
+        self._whom, self._most_s = whom, most_s
+        self._late: Future[Any] | None = None
+
+    def within(self, call: Callable[[], Result]) -> Result:
+        """Return what the call returns; raise NoAnswer where it is late, and at once while an earlier one is."""
+        if self._late is not None and not self._late.done():
+            raise NoAnswer(f"{self._whom} still does not answer")
+        answer: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(call())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=run, name="bounded-call", daemon=True).start()
+        try:
+            return answer.result(self._most_s)
+        except Late:
+            if answer.done():  # just now, or the call itself has failed so
+                return answer.result()
+            self._late = answer
+            raise NoAnswer(f"{self._whom} has not answered for {self._most_s:g} s") from None
 
 
 class BoundedEnd:

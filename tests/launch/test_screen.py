@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from alignedserve.launch import start_screen
-from alignedserve.launch.start_screen import StartScreen
+from alignedserve.launch import screen
+from alignedserve.launch.screen import StartScreen
 from alignedserve.signs import Sign, Stage
 
 HALF = Sign("decode-0", 1, Stage.WEIGHTS, 8_000_000_000, 16_000_000_000)
@@ -20,13 +20,13 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_shows_a_bar_that_is_gone_when_it_serves() -> None:
     terminal = Terminal()
-    screen = StartScreen(terminal, is_for_people=True)
-    screen.show(HALF)
+    shown = StartScreen(terminal, is_for_people=True)
+    shown.show(HALF)
     drawn = terminal.getvalue()
     assert "alignedserve: decode-0 reads weights [##########..........] 8.0 of 16.0 GB" in drawn
     assert drawn.endswith("\r"), "a line of the log must not begin behind the bar"
     assert "\n" not in drawn
-    screen.show(None)
+    shown.show(None)
     assert terminal.getvalue().endswith("\r\x1b[K")
 
 
@@ -41,12 +41,12 @@ def test_elsewhere_a_long_start_writes_a_line_of_the_log_now_and_then(
     file: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(start_screen.log, "info", lambda line, *values: lines.append(line % values))
+    monkeypatch.setattr(screen.log, "info", lambda line, *values: lines.append(line % values))
     now = [0.0]
-    screen = StartScreen(file, is_for_people=not file.isatty(), clock=lambda: now[0])
+    shown = StartScreen(file, is_for_people=not file.isatty(), clock=lambda: now[0])
     for second in range(31):
         now[0] = float(second)
-        screen.show(Sign("decode-0", 1, Stage.WEIGHTS, min(second, 20) * 10**9, 30 * 10**9))
+        shown.show(Sign("decode-0", 1, Stage.WEIGHTS, min(second, 20) * 10**9, 30 * 10**9))
     assert lines == [
         "starting: decode-0 reads weights: 10.0 of 30.0 GB",
         "starting: decode-0 reads weights: 20.0 of 30.0 GB",

@@ -1,24 +1,17 @@
-"""The launcher that runs each part as a Ray actor.
+"""The host that runs each part as a Ray actor: on a Ray of its own, or on the nodes of a cluster (cluster.py).
 
-Ray places the actors and sees them die; messages and KV do not travel through it. Without an address a deployment has
-a Ray of its own, on this machine only, which begins and ends with it; cluster.py joins a cluster that is there, and
-plans where parts go. A part that has ended is started again where there is room. The parts of a lost node come back on
-other nodes, or on the node that replaces it.
+Ray places the actors and sees them die; messages and KV do not travel through it. A part that has ended is started
+again where there is room. The parts of a lost node come back on other nodes, or on the node that replaces it.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
-import math
-import os
-import secrets
-import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,12 +22,8 @@ from alignedserve.config.config import Config
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.kvpool.arena.shared_files import remove_ended
-from alignedserve.launch.bounded_calls import BoundedCalls, NoAnswer
-from alignedserve.launch.ending import AT_ONCE_S, BoundedEnd
-from alignedserve.launch.keeper import NewPlace, say
-from alignedserve.launch.keeper_events import PartTask
-from alignedserve.launch.orders import CommandedKeeper
-from alignedserve.launch.part_actor import PartActor
+from alignedserve.launch.bounded import AT_ONCE_S, BoundedCalls
+from alignedserve.launch.host import Host, NewPlace, NoAnswer, PartBegan, PartTask, say
 from alignedserve.launch.placing import (
     ClusterNode,
     Group,
@@ -46,38 +35,17 @@ from alignedserve.launch.placing import (
     may_come,
     waits,
 )
-from alignedserve.launch.plan import LaunchMachine
-from alignedserve.launch.reloading import Reloading
+from alignedserve.launch.start import PartActor
 from alignedserve.protocol.messages import rank_of
-from alignedserve.safe_path import ABOVE
-from alignedserve.shell.control import HeardOrder
 from alignedserve.shell.inboxes import PREFIX
 from alignedserve.shell.part import PartSpec
 
-log = logging.getLogger("alignedserve.parts")
-
 T = TypeVar("T")
 
-STORE_BYTES = 80 << 20  # of Ray's object store, about its smallest size: nothing is put there
 LOOK_S = 0.5  # between two looks at the nodes of a cluster
 _LEAST = {"memory": 1.0}  # for parts that need nothing: Ray reserves no less
 CLEAN_S = 30.0  # for nodes to remove what killed parts have left in shared memory
 ANSWER_S = 2.0  # for actors to answer that they stop
-LOGS_S = 0.5  # for the last log lines of the parts to come through Ray, which looks for them every 0.1 s
-
-# Variables that Ray reads as it is imported and hands on to its processes.
-LINES = {  # for the log lines of parts, which Ray brings to the launcher's output
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_DISABLE_WORKER_LOG_PREFIX": "1",  # our lines name their part
-    "RAY_COLOR_PREFIX": "0",
-}
-SETTINGS = {
-    **LINES,
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens on loopback only: on every system, whatever the name says
-    "RAY_AUTH_MODE": "token",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray hides no device from parts that ask it for none
-}
 
 
 @dataclass(frozen=True)
@@ -89,41 +57,41 @@ class _NodePlace:
     needs: Resources
 
 
-class OnRay(CommandedKeeper):
-    """Keeps every part as an actor: on a Ray of the deployment's own, on this machine, or on the nodes of a cluster."""
+class Actors(Host):
+    """Runs every part as an actor."""
+
+    WHY_LEFT = "Ray does not reach them, and ends them when it does"
 
     def __init__(
         self,
         ray: Any,
         config: Config,
-        specs: Sequence[PartSpec],
-        reloading: Reloading,
-        ending: BoundedEnd,
+        deployment: str,
         groups: Sequence[Group],
         *,
         types: Sequence[NodeType] = (),
-        machine: LaunchMachine | None = None,
+        is_own: bool = False,
     ) -> None:
-        """`machine` is this one where Ray is the deployment's own; `types` are those of a cluster's nodes to come."""
-        super().__init__(config, specs, reloading, machine)
-        self._ray, self._ending = ray, ending
-        self._groups, self._types, self._deployment = groups, types, specs[0].deployment
+        """Ray may be the deployment's own; `types` are those of a cluster's nodes to come."""
+        super().__init__()
+        self._is_own = self.numbers_devices = is_own
+        self._ray, self._config, self._deployment = ray, config, deployment
+        self._groups, self._types = groups, types
         self._calls = BoundedCalls("Ray")
+        self._specs: dict[str, PartSpec] = {}  # of the newest life of each part, with its newest settings
+        self._began: set[str] = set()  # parts with an actor that is there
         self._actors: dict[str, Any] = {}
         self._places: dict[str, _NodePlace] = {}
         self._vacant: list[_NodePlace] = []  # of parts that have gone: reserved as long as their group is
-        ending.left = self._alive.copy
 
-    def hear_signals(self) -> None:
-        super().hear_signals()
-        self._ending.hear_signals()
-
-    def run(self) -> int:
-        if self._machine is not None:
+    @contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Have room for the groups of parts, and leave nothing on the nodes of a cluster in the end."""
+        if self._is_own:
             for group in self._groups:
                 self._reserve(group)
-            return super().run()
-        self.hear_signals()
+            yield
+            return
         self._clean()  # what a killed launcher's parts have left
         try:
             deadline = time.monotonic() + self._config.ray.place_s
@@ -132,7 +100,7 @@ class OnRay(CommandedKeeper):
                     say(waits(group, self._free()))
                     if not held.wait(max(0.0, deadline - time.monotonic())):
                         raise NoPlace(waits(group, self._free()))
-            return super().run()
+            yield
         finally:
             with suppress(self._ray.exceptions.RayError):  # where Ray's head has gone, its groups have gone with it
                 for held in {place.group.id: place.group for place in self._places.values()}.values():
@@ -171,12 +139,12 @@ class OnRay(CommandedKeeper):
 
     def _within(self, call: Callable[[], T]) -> T:
         """Make a call to Ray, which raises NoAnswer if it takes too long. The end has a limit of its own."""
-        return self._calls.within(call) if self._kept else call()
+        return call() if self.is_ending else self._calls.within(call)
 
     def make_place(self, worker: str) -> NewPlace:
         """Make a place for a worker. A worker that shares a pool's memory goes to that node. Where KV may travel, a
         prefill worker goes anywhere; a decode worker goes to a new node, with a pool, if no pool's node has room."""
-        if self._machine is not None:
+        if self._is_own:
             return NewPlace()
         self._within(self._ray.nodes)  # what follows changes our places, so it is not left to a thread
         placing, role = placing_of(self._ray, self._config, self._types), Role(worker.partition("-")[0])
@@ -246,10 +214,10 @@ class OnRay(CommandedKeeper):
         names = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]}
         return [ClusterNode(names[node], free) for node, free in per_node.items() if node in names]
 
-    def _tell_why(self, spec: PartSpec) -> None:
-        """Say why the part has no place yet, if it has none."""
-        if self._lives[spec.name].began_at == math.inf:
-            ranks = [rank.name for rank in self._ranks(spec.worker)]
+    def _tell_why(self, worker: str) -> None:
+        """Say why the worker has no place yet, if it has none."""
+        ranks = [name for name, spec in self._specs.items() if spec.worker == worker]
+        if worker not in self._began:
             with suppress(NoAnswer):
                 say(waits({name: self._places[name].needs for name in ranks}, self._within(self._free)))
 
@@ -259,11 +227,13 @@ class OnRay(CommandedKeeper):
         on_nodes = [self._on(node["NodeID"]) for node in self._ray.nodes() if node["Alive"]]
         what = Path(self._config.kvpool.directory), PREFIX, self._deployment
         runs = [clean.options(scheduling_strategy=node).remote(*what) for node in on_nodes]
-        self._ray.wait(runs, num_returns=len(runs), timeout=AT_ONCE_S / 2 if self._is_hurried else CLEAN_S)
+        self._ray.wait(runs, num_returns=len(runs), timeout=AT_ONCE_S / 2 if self.is_hurried else CLEAN_S)
 
     # --- Actors
 
     def start(self, spec: PartSpec) -> None:
+        self._specs[spec.name] = spec
+        self._began.discard(spec.name)
         place = self._places.get(spec.name)
         if place is not None and place.bundle is None:
             name = f"start-{spec.name}"
@@ -271,7 +241,8 @@ class OnRay(CommandedKeeper):
         else:
             self._start_actor(spec)
         if spec.name in self._places and not spec.rank:  # it says what all ranks need
-            self.after(self._config.ray.place_s, PartTask(spec.name, spec.incarnation, partial(self._tell_why, spec)))
+            task = PartTask(spec.name, spec.incarnation, partial(self._tell_why, spec.name))
+            self.events.after(self._config.ray.place_s, task)
 
     def _start_beside(self, spec: PartSpec, place: _NodePlace) -> None:
         """Start the part when its pool has a node: the pool's node may just have been lost."""
@@ -280,9 +251,9 @@ class OnRay(CommandedKeeper):
                 if self._places.get(spec.name) is not place:
                     return
         except Exception as error:  # Ray raises errors of many kinds
-            self.ended(spec, error)
+            self.events.ended(spec, error)
         else:
-            self.later(spec, partial(self._start_actor, spec))
+            self.events.put(PartTask(spec.name, spec.incarnation, partial(self._start_actor, spec)))
 
     def _start_actor(self, spec: PartSpec) -> None:
         self._within(partial(self._make_actor, spec))
@@ -293,7 +264,7 @@ class OnRay(CommandedKeeper):
         if spec.name in self._actors:
             with suppress(Exception):  # Ray raises errors of many kinds
                 self._ray.kill(self._actors[spec.name])  # its process may still be there
-        spec = replace(spec, config=self._lives[spec.name].spec.config)  # it may have waited long for its place
+        spec = replace(spec, config=self._specs[spec.name].config)  # it may have waited long for its place
         named = type(spec.name, (PartActor,), {})  # Ray names the process by its class
         options = {
             "name": f"{spec.deployment}-{spec.name}.{spec.incarnation}",
@@ -303,18 +274,22 @@ class OnRay(CommandedKeeper):
             **self._place(spec.name),
         }
         actor = self._ray.remote(named).options(**options).remote(spec.to_json())
-        if self._lives[spec.name].spec.incarnation != spec.incarnation:  # Ray has answered too late
+        if self._specs[spec.name].incarnation != spec.incarnation:  # Ray has answered too late
             self._ray.kill(actor)
             return
         self._actors[spec.name] = actor
-        actor.__ray_ready__.remote().future().add_done_callback(lambda _: self.began(spec.name))
+
+        def began(_: Future[Any]) -> None:
+            self._began.add(spec.name)
+            self.events.put(PartBegan(spec.name, spec.incarnation))
 
         def ended(run: Future[str]) -> None:
             if (error := run.exception()) is not None:
-                self.ended(spec, type(error).__name__)
+                self.events.ended(spec, type(error).__name__)
             else:
-                self.ended(spec, 0, run.result())
+                self.events.ended(spec, 0, run.result())
 
+        actor.__ray_ready__.remote().future().add_done_callback(began)
         actor.run.remote().future().add_done_callback(ended)
 
     def ask_to_stop(self, parts: Collection[str]) -> None:
@@ -330,28 +305,17 @@ class OnRay(CommandedKeeper):
             if not stops:
                 self.end(part)
 
-    def _reload(self, asked: HeardOrder) -> None:
-        super()._reload(asked)
-        self._ending.drains_for(self._config.server.drain_s)
-
     def hand_on(self, spec: PartSpec) -> None:
+        self._specs[spec.name] = spec
         if spec.name in self._actors:  # or it has no place yet
             self._actors[spec.name].reload.remote(spec.to_json())
-
-    def _stop_all(self) -> None:
-        self._ending.begin(is_wanted=bool(self._orders_to_stop))
-        super()._stop_all()
-        self._wait_until_ended(self._alive, ANSWER_S)
-        left = self._alive & self._actors.keys()
-        if left and not self._is_hurried:
-            say(f"{', '.join(sorted(left))} may still run where Ray does not reach them; it ends them when it does")
 
     def end(self, part: str) -> None:
         if part in self._actors:
             with suppress(Exception):  # Ray raises errors of many kinds; its end is not heard, and said when all ends
                 self._within(partial(self._ray.kill, self._actors[part]))
-        elif part in self._retiring:  # it still waits for its place
-            self.ended(self._lives[part].spec, "no place")
+        elif part in self._specs:  # it still waits for its place
+            self.events.ended(self._specs[part], "no place")
 
     def forget(self, part: str) -> None:
         """End the actor of a part that has ended: its process, and what is reserved for it, may still be there."""
@@ -359,6 +323,7 @@ class OnRay(CommandedKeeper):
             self.end(part)
             del self._actors[part]
         super().forget(part)
+        self._specs.pop(part, None)
         place = self._places.pop(part, None)
         if place is None:
             return
@@ -375,46 +340,3 @@ def placing_of(ray: Any, config: Config, types: Sequence[NodeType]) -> Placing:
     may_travel = config.transport is TransportName.COLLECTIVE or config.topology.colocated
     ranks = config.engine.tensor_parallel_size
     return Placing(nodes, config.ray.gpus_per_worker or 0.0, may_travel, ranks, may_come(types, nodes))
-
-
-def serve_on_ray(config: Config, specs: Sequence[PartSpec], reloading: Reloading, machine: LaunchMachine) -> int:
-    """Serve until stopped, and return the exit code."""
-    # A key for this deployment only; otherwise Ray shares one key among all and keeps it in the home directory.
-    os.environ.update(SETTINGS, RAY_AUTH_TOKEN=secrets.token_hex(32))
-    ray = import_ray()
-    group = {spec.name: {"CPU": 1.0} for spec in specs}  # the parts of a node share its memory: placed together
-    ending = BoundedEnd(config.server.drain_s)
-    keeper = OnRay(ray, config, specs, reloading, ending, [group], machine=machine)
-    keeper.hear_signals()  # also while Ray starts, which takes seconds
-    try:
-        ray.init(
-            address="local",  # its own, also where another Ray runs
-            job_config=job_config(ray),
-            num_cpus=len(specs),  # processes that Ray starts at once, for the actors
-            object_store_memory=STORE_BYTES,
-            include_dashboard=False,
-            logging_level="warning",
-        )
-    except Exception as error:  # Ray raises errors of many kinds here
-        raise AlignedServeError(f"Ray does not start: {error}") from error
-    try:
-        return keeper.run()
-    finally:
-        ending.begin()
-        time.sleep(LOGS_S)
-        ray.shutdown()
-
-
-def job_config(ray: Any) -> Any:
-    """Return the settings of our job: its actors find modules where this process does.
-
-    Ray would put the working directory first on their path, but for jobs that it takes for those of a remote client."""
-    return ray.job_config.JobConfig(_client_job=True, _py_driver_sys_path=[] if ABOVE in sys.path else [ABOVE])
-
-
-def import_ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise AlignedServeError("the launcher ray needs Ray: pip install 'alignedserve[ray]'") from None
-    return ray
