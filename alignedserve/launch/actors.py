@@ -79,7 +79,8 @@ class Actors(Host):
         self._groups, self._types = groups, types
         self._calls = BoundedCalls("Ray")
         self._specs: dict[str, PartSpec] = {}  # of the newest life of each part, with its newest settings
-        self._began: set[str] = set()  # parts with an actor that is there
+        self._waiting: set[str] = set()  # parts whose newest life has no actor yet
+        self._began: set[str] = set()  # parts whose actor is there
         self._actors: dict[str, Any] = {}
         self._places: dict[str, _NodePlace] = {}
         self._vacant: list[_NodePlace] = []  # of parts that have gone: reserved as long as their group is
@@ -234,6 +235,7 @@ class Actors(Host):
     def start(self, spec: PartSpec) -> None:
         self._specs[spec.name] = spec
         self._began.discard(spec.name)
+        self._waiting.add(spec.name)
         place = self._places.get(spec.name)
         if place is not None and place.bundle is None:
             name = f"start-{spec.name}"
@@ -278,6 +280,7 @@ class Actors(Host):
             self._ray.kill(actor)
             return
         self._actors[spec.name] = actor
+        self._waiting.discard(spec.name)
 
         def began(_: Future[Any]) -> None:
             self._began.add(spec.name)
@@ -314,7 +317,7 @@ class Actors(Host):
         if part in self._actors:
             with suppress(Exception):  # Ray raises errors of many kinds; its end is not heard, and said when all ends
                 self._within(partial(self._ray.kill, self._actors[part]))
-        elif part in self._specs:  # it still waits for its place
+        if part in self._waiting:  # what was killed, if anything, is its life before
             self.events.ended(self._specs[part], "no place")
 
     def forget(self, part: str) -> None:
@@ -322,7 +325,7 @@ class Actors(Host):
         if part in self._actors:
             self.end(part)
             del self._actors[part]
-        super().forget(part)
+        self._waiting.discard(part)
         self._specs.pop(part, None)
         place = self._places.pop(part, None)
         if place is None:

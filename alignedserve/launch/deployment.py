@@ -56,7 +56,7 @@ class Deployment:
         `record`. `ending` bounds the end where the host may hang."""
         self._reloading, self._host, self._ending = reloading, host, ending
         self._record, self._left = record or RecordFile(0), left
-        self._deployment, first = specs[0].deployment, specs[0]
+        first = specs[0]
         self._keys = left.record.keys if left else DeploymentKeys.new()
         self._to_router = Pulse(LAUNCHER, 0, Started(()), first.router, config.wire.heartbeat_s, self._keys.launcher)
         address = inbox(first.deployment, LAUNCHER) if first.is_private else f"tcp://{first.host}:*"

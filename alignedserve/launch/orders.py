@@ -115,14 +115,12 @@ def check_scale(config: Config, order: LauncherOrder) -> None:
     """Raise ControlError if the deployment cannot have this number of workers."""
     if config.topology.colocated and order.prefill is not None:
         raise ControlError("the deployment is colocated: it has only decode workers, which run the prompts too")
-    if order.prefill is not None and order.prefill < 1:
-        raise ControlError("without a prefill worker no prompt would run: --prefill is 1 at least")
-    if order.decode is not None and order.decode < 1:
-        raise ControlError("without a decode worker no request would decode: --decode is 1 at least")
-    for name, between, count in (
-        ("prefill", config.scale.prefill, order.prefill),
-        ("decode", config.scale.decode, order.decode),
+    for name, count, between, without in (
+        ("prefill", order.prefill, config.scale.prefill, "no prompt would run"),
+        ("decode", order.decode, config.scale.decode, "no request would decode"),
     ):
+        if count is not None and count < 1:
+            raise ControlError(f"without a {name} worker {without}: --{name} is 1 at least")
         if between is not None and count is not None and count not in between:
             raise ControlError(
                 f"--{name} {count} is not in scale.{name} {between}, which the deployment was started with"

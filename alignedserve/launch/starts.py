@@ -26,15 +26,14 @@ _MOST_PASSED_S = 4.0  # between two looks: in more than that the launcher stood 
 
 
 @dataclass
-class _Starting:
+class _Watched:
     sign: Sign
-    moved_at: float
+    moved_at: float  # of a part that starts
+    silent_s: float = 0.0  # of a part that runs
 
-
-@dataclass
-class _Running:
-    incarnation: int
-    silent_s: float = 0.0
+    @property
+    def runs(self) -> bool:
+        return self.sign.stage is Stage.RUNS
 
 
 @dataclass(frozen=True)
@@ -56,85 +55,81 @@ class Starts:
 
     def __init__(self, quiet_s: float, now: float, still_s: float = math.inf) -> None:
         self._quiet_s, self._silent_s = quiet_s, SILENT * still_s
-        self._starting: dict[str, _Starting] = {}
-        self._running: dict[str, _Running] = {}
+        self._watched: dict[str, _Watched] = {}
         self._looked_at = now  # at what runs
         self._moved_at = now  # when anything moved
         self.is_open = False  # whether the deployment takes requests
 
     def begin(self, part: str, incarnation: int, now: float) -> None:
         """A life of the part is ordered; its process may have to wait for a place."""
-        self._running.pop(part, None)
-        self._move(Sign(part, incarnation, Stage.PLACE), now)
+        self._watched[part] = _Watched(Sign(part, incarnation, Stage.PLACE), now)
+        self._moved_at = now
 
     def hear(self, sign: Sign, now: float) -> None:
         """Note a sign of a part. One of an earlier life, or the same again of a part that starts, tells nothing."""
-        running = self._running.get(sign.part)
-        if running is not None and running.incarnation == sign.incarnation:
-            running.silent_s = 0.0
-        known = self._starting.get(sign.part)
-        if known is None or known.sign.incarnation != sign.incarnation or known.sign == sign:
+        known = self._watched.get(sign.part)
+        if known is None or known.sign.incarnation != sign.incarnation:
             return
-        self._move(sign, now)
-        if sign.stage is Stage.RUNS:
-            del self._starting[sign.part]
-            self._running[sign.part] = _Running(sign.incarnation)
+        known.silent_s = 0.0
+        if known.runs or known.sign == sign:
+            return
+        says_that_it_waits = sign.stage.waits and known.sign.stage is sign.stage
+        if not says_that_it_waits:
+            self._moved_at = now
+        known.sign, known.moved_at = sign, now
 
     def end(self, part: str) -> None:
         """The part's process has ended, or is ended."""
-        self._starting.pop(part, None)
-        self._running.pop(part, None)
+        self._watched.pop(part, None)
 
-    def _move(self, sign: Sign, now: float) -> None:
-        known = self._starting.get(sign.part)
-        self._starting[sign.part] = _Starting(sign, now)
-        says_that_it_waits = sign.stage.waits and known is not None and known.sign.stage is sign.stage
-        if not says_that_it_waits:
-            self._moved_at = now
+    def _starting(self) -> list[_Watched]:
+        return [part for part in self._watched.values() if not part.runs]
 
     def silent(self, now: float) -> tuple[str, float] | None:
         """Return the part that has been silent for longest, and for how long, if that is too long: it is to be ended,
         and returned again if it is there much later."""
         most_s = min(_MOST_PASSED_S, self._silent_s / 4)
         passed_s, self._looked_at = min(now - self._looked_at, most_s), now
-        for running in self._running.values():
-            running.silent_s += passed_s
-        part = max(self._running, key=lambda part: self._running[part].silent_s, default=None)
-        if part is None or self._running[part].silent_s < self._silent_s:
+        running = [part for part in self._watched.values() if part.runs]
+        for part in running:
+            part.silent_s += passed_s
+        longest = max(running, key=lambda part: part.silent_s, default=None)
+        if longest is None or longest.silent_s < self._silent_s:
             return None
-        silent_s, self._running[part].silent_s = self._running[part].silent_s, 0.0
-        return part, silent_s
+        silent_s, longest.silent_s = longest.silent_s, 0.0
+        return longest.sign.part, silent_s
 
     @property
     def is_over(self) -> bool:
         """Return whether nothing is starting."""
-        return self.is_open and not self._starting
+        return self.is_open and not self._starting()
 
     @property
     def slowest(self) -> Sign | None:
         """Return the sign of the part that has most before it; one that waits for others is not to blame."""
-        signs = [starting.sign for starting in self._starting.values()]
+        signs = [part.sign for part in self._starting()]
         return min(signs, key=lambda sign: (sign.stage.waits, sign.stage.order, sign.share, sign.part), default=None)
 
     def still(self, now: float) -> Still | None:
         """Return what has stood still for too long, if anything has."""
-        stuck = [each for each in self._starting.values() if now - self._moves_since(each, now) >= self._quiet_s]
+        starting = self._starting()
+        stuck = [part for part in starting if now - self._moves_since(part, now) >= self._quiet_s]
         if not stuck and not self.is_open and now - self._moved_at >= self._quiet_s:
-            if not self._starting:
+            if not starting:
                 return Still(None, now - self._moved_at)
-            stuck = list(self._starting.values())
+            stuck = starting
         if not stuck:
             return None
-        longest = min(stuck, key=lambda starting: starting.moved_at)
+        longest = min(stuck, key=lambda part: part.moved_at)
         return Still(longest.sign, now - longest.moved_at)
 
-    def _moves_since(self, starting: _Starting, now: float) -> float:
+    def _moves_since(self, part: _Watched, now: float) -> float:
         """Return when the part last moved, or `now` of one that waits for a place or for other ranks. Where all ranks
         of a worker wait for one another, return when the last of them moved."""
-        if starting.sign.stage not in (Stage.PLACE, Stage.RANKS):
-            return starting.moved_at
-        worker = worker_of(starting.sign.part)
-        ranks = [other for other in self._starting.values() if worker_of(other.sign.part) == worker]
+        if part.sign.stage not in (Stage.PLACE, Stage.RANKS):
+            return part.moved_at
+        worker = worker_of(part.sign.part)
+        ranks = [other for other in self._starting() if worker_of(other.sign.part) == worker]
         if any(other.sign.stage is not Stage.RANKS for other in ranks):
             return now
         return max(other.moved_at for other in ranks)

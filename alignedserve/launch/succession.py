@@ -96,34 +96,30 @@ class Record:
 
 def asks_the_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Return whether both have the same value for each setting that both versions know."""
-    old, new = _flat(before), _flat(now)
-    return all(old[path] == new[path] for path in old.keys() & new.keys())
+    for name in before.keys() & now.keys():
+        old, new = before[name], now[name]
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            if not asks_the_same(old, new):
+                return False
+        elif old != new and not isinstance(old, Mapping) and not isinstance(new, Mapping):  # else it is another setting
+            return False
+    return True
 
 
 def with_settings_of(record: Record, asked: Mapping[str, Any]) -> Record:
     """Return the record of another version with the settings that this version knows: those that are new as asked."""
-    known = _flat(asked)
-
-    def adapted(spec: PartSpec) -> PartSpec:
-        return replace(spec, config=_nested(known | {p: v for p, v in _flat(spec.config).items() if p in known}))
-
-    return replace(record, specs=tuple(map(adapted, record.specs)))
+    return replace(record, specs=tuple(replace(spec, config=_kept(spec.config, asked)) for spec in record.specs))
 
 
-def _flat(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    found = dict[tuple[str, ...], Any]()
-    for name, value in tree.items():
-        found |= _flat(value, (*above, name)) if isinstance(value, Mapping) else {(*above, name): value}
-    return found
-
-
-def _nested(flat: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
-    tree = dict[str, Any]()
-    for (*above, name), value in flat.items():
-        section = tree
-        for each in above:
-            section = section.setdefault(each, {})
-        section[name] = value
+def _kept(values: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are asked for with the values that there are."""
+    tree = dict(asked)
+    for name in values.keys() & asked.keys():
+        old, new = values[name], asked[name]
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            tree[name] = _kept(old, new)
+        elif not isinstance(old, Mapping) and not isinstance(new, Mapping):
+            tree[name] = old
     return tree
 
 
