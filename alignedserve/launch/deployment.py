@@ -76,11 +76,9 @@ class Deployment:
         self._screen.clear()
         say(line)
 
-    def tell_router(self, message: Died | Retire) -> None:
-        self._to_router.say(message)
-
-    def tell_lives(self, lives: Started) -> None:
-        self._to_router.change(lives)
+    def tell_router(self, message: Started | Died | Retire) -> None:
+        tell = self._to_router.change if isinstance(message, Started) else self._to_router.say
+        tell(message)
 
     def work_of(self, spec: PartSpec) -> tuple[Attempt, ...]:
         return read(note_of(Path(self.keeper.config.kvpool.directory), spec.deployment, spec.name))

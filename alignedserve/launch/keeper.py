@@ -51,10 +51,8 @@ class Outside(Protocol):
     def say(self, line: str) -> None:
         """Tell the user."""
 
-    def tell_router(self, message: Died | Retire) -> None: ...
-
-    def tell_lives(self, lives: Started) -> None:
-        """Tell the router, now and again and again."""
+    def tell_router(self, message: Started | Died | Retire) -> None:
+        """Tell the router: the lives that have started again and again, all else once."""
 
     def work_of(self, spec: PartSpec) -> tuple[Attempt, ...]:
         """Return what a part that has ended was working on."""
@@ -154,7 +152,7 @@ class Keeper:
         self.newest[unit.name] = life
         unit.num_starts, unit.quick_deaths, unit.is_paused = unit.num_starts + 1, quick_deaths, False
         lives = tuple(self.newest.values())
-        self._outside.tell_lives(Started(lives))
+        self._outside.tell_router(Started(lives))
         # Parts that start with the router may be heard before we are: it is told the first lives of all.
         first = (Life(name, other.spec.acts_as, 1) for name, other in self.units.items())
         told = (*first, *lives) if unit.name == ROUTER else ()

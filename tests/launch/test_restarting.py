@@ -53,10 +53,9 @@ class Noted(Host):
 
     def say(self, line: str) -> None: ...
 
-    def tell_router(self, message: Died | Retire) -> None:
-        self.notes.append(f"{type(message).__name__.lower()} {message.name}")
-
-    def tell_lives(self, lives: Started) -> None: ...
+    def tell_router(self, message: Started | Died | Retire) -> None:
+        if not isinstance(message, Started):
+            self.notes.append(f"{type(message).__name__.lower()} {message.name}")
 
     def work_of(self, spec: PartSpec) -> tuple[Attempt, ...]:
         return ()
