@@ -41,7 +41,7 @@ class Change(Enum):
     """What becomes of a part."""
 
     RUNS = 1
-    IS_OVER = 2  # a life of the part has ended
+    IS_OVER = 2  # a life of the part has ended; of a worker, with all its ranks
     LEFT_OUT = 3  # it was not planned and cannot run: it is not started again
 
 
@@ -191,8 +191,10 @@ class Keeper:
             case PartTask() if part.spec.role in self.kept:
                 self._try(part.spec, event.act)
             case PartEnded():
+                unit = self.units[part.spec.worker]
                 code = self._is_over(part, event)
-                self.on_change(Change.IS_OVER, event.part, "")
+                if not (unit.is_retiring and part.spec.rank):  # a worker that retires has ended with rank 0
+                    self.on_change(Change.IS_OVER, unit.name, "")
                 return code
         return None
 

@@ -167,6 +167,9 @@ class Restart:
             return None
         if (change, part) == (Change.LEFT_OUT, self._spare):
             return self._give_up(f"{why}; --in-place ends a worker before the next one starts")
+        # Left out, or gone with its pool: it will never run.
+        if (change, part) == (Change.IS_OVER, self._spare or self._part) and part not in self._keeper.units:
+            return self._give_up(f"{part} has ended for good; see the log")
         if (change, part) != self._awaited:
             return None
         if change is Change.RUNS and self._spare:

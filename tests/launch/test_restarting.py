@@ -12,7 +12,7 @@ import pytest
 from alignedserve.config.config import Config, load
 from alignedserve.core import WORKERS, Role
 from alignedserve.launch import deployment
-from alignedserve.launch.host import Host, PartBegan, PartEnded
+from alignedserve.launch.host import Host, NewPlace, PartBegan, PartEnded
 from alignedserve.launch.keeper import Change, Keeper
 from alignedserve.launch.orders import Restart
 from alignedserve.launch.succession import Left, Record
@@ -213,6 +213,45 @@ def test_in_place_no_worker_has_a_spare(run: Callable[[Commanded], None]) -> Non
     assert kept.answers[0][-1].startswith(RESTARTED)
     assert kept.there() == {*PARTS, "gateway-2"} - {"gateway-1"}
     assert kept.lives("decode-0") == kept.lives("prefill-0") == [1, 2]
+
+
+def test_in_place_the_ranks_of_a_worker_may_end_in_any_order(run: Callable[[Commanded], None]) -> None:
+    """Nothing is heard of the ranks that are ended with the first: they have their next lives by then."""
+
+    class LastRankFirst(Commanded):
+        def ask_to_stop(self, parts: Collection[str]) -> None:
+            if "decode-0" in parts:
+                self.end("decode-0-rank-1")
+            super().ask_to_stop(parts)
+
+    config = load({"topology": "colocated", "engine.tensor_parallel_size": 2, "jobs.store": "off"}, {}, None)
+    run(kept := LastRankFirst(LauncherOrder(restart=True, in_place=True), config=config))
+    assert kept.answers[0][-1].startswith(RESTARTED)
+    assert kept.lives("decode-0") == kept.lives("decode-0-rank-1") == [1, 2]
+
+
+def test_a_spare_that_goes_with_its_pool_ends_the_restart(
+    run: Callable[[Commanded], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Commanded(RESTART)
+    monkeypatch.setattr(kept.host, "make_place", lambda at: NewPlace(["pool-1"] if at == "decode-1" else []))
+    monkeypatch.setattr(kept.host, "goes_with", lambda gone: ["decode-1"] if gone == "pool-1" else [])
+    kept.on_start = lambda spec: kept.die(spec, "no memory") if spec.name == "pool-1" else None
+    kept.runs = lambda spec: spec.name not in ("pool-1", "decode-1")
+    run(kept)
+    assert kept.answers[0][-1] == "error: decode-0 is not replaced: decode-1 has ended for good; see the log"
+    assert kept.there() == {*PARTS, "prefill-1"} - {"prefill-0"}
+
+
+def test_a_worker_that_is_left_out_while_it_is_restarted_in_place_ends_the_restart(
+    run: Callable[[Commanded], None],
+) -> None:
+    kept = Commanded(LauncherOrder(decode=2), LauncherOrder(restart=True, in_place=True))
+    kept.on_start = lambda spec: kept.die(spec) if (spec.name, spec.incarnation > 1) == ("decode-1", True) else None
+    kept.runs = lambda spec: spec.name != "decode-1"
+    run(kept)
+    assert kept.answers[1][-1] == "error: decode-1 is not replaced: decode-1 has ended for good; see the log"
+    assert kept.there() == {*PARTS}
 
 
 def test_a_spare_without_memory_leaves_its_worker_and_the_error_says_what_else_can_be_done(
