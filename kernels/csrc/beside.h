@@ -15,6 +15,13 @@ class Beside {
     virtual void go_on(int64_t thread) = 0;
 };
 
+// Whether the kernels of packed layers let something run beside them; those with AMX do not.
+#if defined(__AMX_BF16__)
+constexpr bool RUN_BESIDE = false;
+#else
+constexpr bool RUN_BESIDE = true;
+#endif
+
 // The most bytes that are prefetched before go_on: they lie in the second cache beside weights and rows. Tests take fewer.
 inline int64_t most_ahead = 3 << 16;
 

@@ -166,11 +166,14 @@ struct Run {
                 &layer.scoring, attended};
     }
 
-    void after() {
+    // Computes the first half of the MLP in one kernel; returns whether there is one.
+    bool in_one() {
+        return layer.activation != RELU && !step.adapters &&
+               gated_linear(layer.up, layer.activation, norms, layer.up->in, product, step.rows);
+    }
+
+    void inner() {
         int64_t rows = step.rows;
-        if (!rows) return;
-        add(layer.out, layer.after_attention, step, attended, norms);
-        normed(layer.mlp_norm, layer.dtype, step.x, norms, rows, layer.qkv->in);
         adapted(layer.up, step, norms, up, ROUNDED);
         if (layer.activation == SILU)
             silu_mul(layer.dtype, up, product, rows, layer.down->in, layer.up->out);
@@ -178,6 +181,14 @@ struct Run {
             gelu_mul(layer.dtype, up, product, rows, layer.down->in, layer.up->out);
         else
             relu(layer.dtype, up, rows * layer.up->out);
+    }
+
+    void after() {
+        int64_t rows = step.rows;
+        if (!rows) return;
+        add(layer.out, layer.after_attention, step, attended, norms);
+        normed(layer.mlp_norm, layer.dtype, step.x, norms, rows, layer.qkv->in);
+        if (!in_one()) inner();
         add(layer.down, layer.after_mlp, step, product, norms);
         for (int64_t i = is_last ? step.rows : 0; i-- > 0;) move(step.x, layer.qkv->in, i, step.read[i]);
     }
@@ -200,6 +211,7 @@ constexpr int64_t FIRST_ROWS = 36, LATER_ROWS = 32;
 static int64_t cut_at(const DecoderLayer& layer, const Step& step) {
     const Spans& spans = *(const Spans*)step.spans;
     int64_t decodes = 0, tokens = 0, weights = 0;
+    if (!RUN_BESIDE) return 0;
     if (layer.heads / layer.kv_heads >= least_rows_for_tiles(layer.dtype)) return 0;  // tiles run beside nothing
     for (const Layer* each : {layer.qkv, layer.out, layer.up, layer.down}) {
         if (!each->packed || step.adapters) return 0;  // no other kernel lets attention run beside it

@@ -1,4 +1,5 @@
 // Kernels that treat each token of a step by itself.
+#include "gating.h"
 #include "kernels.h"
 
 namespace ISA {
@@ -128,32 +129,26 @@ void rotate(int dtype, void* x, const float* cos, const float* sin, int64_t rows
     });
 }
 
-// Multiplies `up` with gate * sigmoid(slope(gate)).
-template <class Slope>
-static void gated(int dtype, const void* gate_up, void* out, int64_t rows, int64_t width, int64_t row_stride, Slope slope) {
+template <class Gated>
+static void gated(int dtype, const void* gate_up, void* out, int64_t rows, int64_t width, int64_t row_stride, Gated gated) {
     by_dtype(dtype, [&](auto* of) {
         using T = std::remove_pointer_t<decltype(of)>;
 #pragma omp parallel for if (rows * width > WORTH_THREADS / 4)
         for (int64_t row = 0; row < rows; ++row) {
             const T* gate = (const T*)gate_up + row * row_stride;
             by_vector<T>(width, [&](auto load, auto store) {
-                Vec a = load(gate), below = Vec::all(1.0f) + exp(Vec::zero() - slope(a));
-                store(a / below * load(gate + width), (T*)out + row * width);
+                store(gated(load(gate), load(gate + width)), (T*)out + row * width);
             });
         }
     });
 }
 
 void silu_mul(int dtype, const void* gate_up, void* out, int64_t rows, int64_t width, int64_t row_stride) {
-    gated(dtype, gate_up, out, rows, width, row_stride, [](Vec a) { return a; });
+    gated(dtype, gate_up, out, rows, width, row_stride, silu_gated);
 }
 
-// The approximation of gelu by tanh: (1 + tanh(y)) / 2 is sigmoid(2 y).
 void gelu_mul(int dtype, const void* gate_up, void* out, int64_t rows, int64_t width, int64_t row_stride) {
-    constexpr float TWICE = 1.5957691216057308f;  // 2 * sqrt(2 / pi)
-    gated(dtype, gate_up, out, rows, width, row_stride, [](Vec a) {
-        return Vec::all(TWICE) * a * (Vec::all(1.0f) + Vec::all(0.044715f) * a * a);
-    });
+    gated(dtype, gate_up, out, rows, width, row_stride, gelu_gated);
 }
 
 // Returns erf of x to a few units in the last place: a quotient of polynomials, as Eigen has it. A NaN stays a NaN.

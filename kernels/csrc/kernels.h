@@ -69,6 +69,10 @@ void linear(const Layer* layer, const void* x, int64_t stride, void* out, int64_
 void quantised_linear(const Layer* layer, const void* x, int64_t stride, void* out, int64_t rows, int into);
 
 // packed.cpp
+enum Activation { RELU, SILU, GELU };  // silu and gelu are of a gate: up is gate and up then
+// The products of a layer whose outputs are gate and up, side by side, gated: out[rows, out / 2]. Returns 0, with nothing done,
+// where this instruction set has no such kernel for that layer, and 1 otherwise.
+int gated_linear(const Layer* layer, int activation, const void* x, int64_t stride, void* out, int64_t rows);
 // Brings the weight of a layer into the order of packed_linear, or back, in place. Returns 1 if it did so, and 0 where
 // this instruction set has no such kernel for that layer.
 int pack(const Layer* layer, int back);
@@ -106,7 +110,6 @@ struct Norm {
     int32_t centred;  // 1 for LayerNorm, 0 for RMSNorm
     int32_t wide;     // whether the weight of an RMSNorm is in fp32
 };
-enum Activation { RELU, SILU, GELU };  // silu and gelu are of a gate: up is gate and up then
 struct DecoderLayer {
     Norm attention_norm, mlp_norm;
     Norm after_attention, after_mlp;  // norms of what the two add to x; without a weight there is none

@@ -1,38 +1,22 @@
-// A linear layer whose weight lies as the multiplication wants it, for CPUs that multiply pairs of bf16 and have no tiles.
+// A linear layer whose weight lies as the multiplication wants it (panels.h), for CPUs that multiply pairs of bf16. Where
+// they have tiles too, from some rows on, packed_tiles.cpp multiplies the same panels.
 //
-// 64 outputs are a panel. A panel goes over its inputs two at a time: of each pair the weights of its outputs lie side by
-// side, four vectors of 16. So a panel is read from its begin to its end, a number of the result has a lane of its own
-// (nothing is added up across lanes), and x is used as it lies: a pair of a row is one number of 32 bits, told to all
-// lanes. The last panel has as many vectors as are left.
+// A number of the result has a lane of its own, so nothing is added up across lanes. x is used as it lies: a pair of a row
+// is one number of 32 bits, told to all lanes.
 //
 // Six rows of x and a panel are 24 sums, all that registers hold. More rows are as few groups of equal size as can be.
 // Where few panels are left for each thread, threads take halves or quarters of panels. While a thread goes over a panel
 // for each group, it prefetches the next panel into the second cache, a part of it with each group.
 #include "beside.h"
 #include "kernels.h"
+#include "panels.h"
 #include "scratch.h"
 
 namespace ISA {
 
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 
-constexpr int64_t LANES = 16, PANEL = 4, SUMS = 24;  // outputs of a vector, vectors of a panel, sums in registers
-
-// A range of vectors of a panel.
-struct Part {
-    const bf16* at;
-    int64_t first;   // its first output
-    int64_t count;   // the number of its vectors
-    int64_t apart;   // vectors from a pair of inputs to the next: all vectors of the panel
-};
-
-static Part panel_of(const Layer& layer, int64_t number) {
-    int64_t first = number * PANEL * LANES, left = (layer.out - first) / LANES;
-    int64_t count = left < PANEL ? left : PANEL;
-    return {(const bf16*)layer.weight + first * layer.in, first, count, count};
-}
-
-static int64_t panels_of(const Layer& layer) { return (layer.out / LANES + PANEL - 1) / PANEL; }
+constexpr int64_t SUMS = 24;  // sums in registers
 
 static void transpose(const uint32_t* from, uint32_t* to, int64_t rows, int64_t columns) {
     constexpr int64_t SIDE = 16;
@@ -59,28 +43,6 @@ int pack(const Layer* layer, int back) {
     }
     return 1;
 }
-
-static inline __m512 widen16(const bf16* p) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
-}
-
-struct Rows {
-    const bf16* x;
-    int64_t stride;
-    void* out;
-    int64_t width;  // the row width of out
-    const bf16* bias;
-    int into;
-
-    void put(__m512 value, int64_t row, int64_t at) const {
-        int64_t place = row * width + at;
-        if (bias) value = _mm512_add_ps(value, widen16(bias + at));
-        if (into == WIDE) return _mm512_storeu_ps((float*)out + place, value);
-        bf16* to = (bf16*)out + place;
-        if (into == ADDED) value = _mm512_add_ps(value, widen16(to));
-        _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(value));
-    }
-};
 
 // Multiplies V vectors of weights with N rows of x.
 template <int V, int N>
@@ -149,6 +111,9 @@ static void some(Part part, int64_t in, Meanwhile meanwhile, const Rows& rows, i
 void packed_linear(const Layer* layer, const void* x, int64_t stride, void* out, int64_t rows, int into) {
     if (!rows) return;
     Rows of{(const bf16*)x, stride, out, layer->out, (const bf16*)layer->bias, into};
+#if defined(__AMX_BF16__)
+    if (rows >= TILES_FROM) return packed_tiles(*layer, of, rows);
+#endif
     int64_t panels = panels_of(*layer), threads = omp_get_max_threads(), parts = 1;
     while (parts < PANEL && panels * parts < 4 * threads) parts *= 2;
     Blocks blocks(panels * parts);

@@ -86,10 +86,11 @@ def layers_of(
     packable: bool = False,
     bits: int | None = None,
     gemma: bool = False,
+    inner: int = 40,
 ) -> list[DecoderLayer]:
     """Return two layers with 4 heads of 8 numbers: as in Llama, grouped and gated, or as in OPT; with `bits`, their
     weights are quantised. As in Gemma 3: norms of what is added to x, weights of norms in fp32, gelu, two angles."""
-    width, heads, kv_heads, inner = 8, 4, 2 if llama else 4, 48 if packable else 40
+    width, heads, kv_heads = 8, 4, 2 if llama else 4
     hidden = 24 if llama and not packable else 32
 
     def vector(size: int) -> torch.Tensor:
@@ -186,6 +187,7 @@ def pauses_between_layers(decoder: Decoder) -> Iterator[None]:
     turned=st.sampled_from([0, 4, 8]),
     way=st.sampled_from([Way.NATIVE, Way.PACKED]),
     bits=st.sampled_from([None, 8, 4]),
+    inner=st.sampled_from([48, 64, 192]),
     count=st.sampled_from([1, 2]),
     share_read=st.sampled_from([None, 0, 0.3, 1]),
     seed=st.integers(0, 1 << 30),
@@ -199,6 +201,7 @@ def test_one_call_is_all_calls(
     turned: int,
     way: Way,
     bits: int | None,
+    inner: int,
     count: int,
     share_read: float | None,
     seed: int,
@@ -208,7 +211,8 @@ def test_one_call_is_all_calls(
         way = Way.NATIVE
     generator = torch.Generator().manual_seed(seed)
     is_gated, packable = kind != "opt", way is Way.PACKED
-    layers = layers_of(kernels, generator, dtype, is_gated, head_norms, turned, packable, bits, kind == "gemma")
+    inner = inner if packable else 40
+    layers = layers_of(kernels, generator, dtype, is_gated, head_norms, turned, packable, bits, kind == "gemma", inner)
     x = packed(generator, dtype, sum(lengths), layers[0].qkv.shape.inputs)
     drawn = torch.randn(1 + (kind == "gemma"), sum(lengths), turned // 2, generator=generator)
     angles = [(angle.cos(), angle.sin()) for angle in drawn] if turned else []
@@ -230,6 +234,24 @@ def test_one_call_is_all_calls(
         assert_near(x[read], expected[read])
     assert torch.equal(again[read], x[read])
     assert torch.equal(paged.cache.nan_to_num(7.5), into.cache.nan_to_num(7.5))
+
+
+@on_native_kernels
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_long_prompt_is_all_calls(kernels: Native, count: int) -> None:
+    """Its rows are divided among threads where there are enough of them."""
+    way = Way.PACKED if kernels.library.isa in PACKING else Way.NATIVE
+    generator, lengths = torch.Generator().manual_seed(2), [531]
+    layers = layers_of(kernels, generator, torch.bfloat16, True, False, 8, packable=True, inner=192)
+    x = packed(generator, torch.bfloat16, sum(lengths), 32)
+    angle = torch.randn(len(x), 4, generator=generator)
+    angles, expected = [(angle.cos(), angle.sin())], x.clone()
+    decoder = kernels.decoder(layers)
+    assert decoder is not None
+    with threads(count):
+        call_by_call(kernels, layers, expected, angles, paged_of(layers, x.dtype, lengths), way)
+        decoder.run(x, angles, paged_of(layers, x.dtype, lengths))
+    assert torch.equal(x, expected)
 
 
 @on_native_kernels
@@ -262,7 +284,8 @@ def test_long_decodes_beside_prompts_are_all_calls(
     """Such a step runs in two halves where layers are packed: their attention runs beside products."""
     generator = torch.Generator().manual_seed(seed)
     packs = kernels.library.isa in PACKING
-    layers = layers_of(kernels, generator, torch.bfloat16, kind != "opt", False, 8, packs, gemma=kind == "gemma")
+    of_gemma, inner = kind == "gemma", 48 if packs else 40
+    layers = layers_of(kernels, generator, torch.bfloat16, kind != "opt", False, 8, packs, gemma=of_gemma, inner=inner)
     runs = [(1, tokens) for tokens in decodes] + [(queries, queries + before) for queries, before in chunks]
     lies, blocks = [], 0
     for number, (queries, tokens) in enumerate(runs):
@@ -338,7 +361,7 @@ def test_one_call_adds_what_adapters_add_call_by_call(kernels: Native, dtype: to
 def test_a_long_request_that_is_divided_among_threads(kernels: Native, count: int) -> None:
     way = Way.PACKED if kernels.library.isa in PACKING else Way.NATIVE
     generator, dtype, tokens = torch.Generator().manual_seed(0), torch.bfloat16, 3000
-    layers = layers_of(kernels, generator, dtype, True, False, 8, packable=True)
+    layers = layers_of(kernels, generator, dtype, True, False, 8, packable=True, inner=48)
     cache = torch.randn(2, 2 * tokens // BLOCK_SIZE, BLOCK_SIZE, 16, generator=generator).to(dtype)
     spans = Spans([Lie(1, tokens, range(tokens // BLOCK_SIZE))], BLOCK_SIZE)
     x = packed(generator, dtype, 1, 32)
@@ -361,7 +384,7 @@ def test_a_long_request_that_is_divided_among_threads(kernels: Native, count: in
 def test_too_little_memory_for_decodes_beside_prompts_leaves_nothing_behind(kernels: Native, count: int) -> None:
     way = Way.PACKED if kernels.library.isa in PACKING else Way.NATIVE
     generator = torch.Generator().manual_seed(0)
-    layers = layers_of(kernels, generator, torch.bfloat16, True, False, 8, packable=True)
+    layers = layers_of(kernels, generator, torch.bfloat16, True, False, 8, packable=True, inner=48)
     for linear in linears(layers):
         linear.use(always(way, linear.shape))
     lies = [Lie(1, 400, range(100)), Lie(1, 300, range(100, 175)), Lie(90, 90, range(175, 198))]

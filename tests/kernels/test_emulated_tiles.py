@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.linear import BUCKETS, Linear, Tuning, Way
 from alignedserve.kernels.library import Library, usable_sets
 from alignedserve.kernels.native.kernels import Native
 from tests.conftest import SOAK, examples
@@ -63,3 +63,20 @@ def test_bf16(library: Path, rows: int, out: int, inputs: int, seed: int) -> Non
     made: Any = Linear(weight, None, Library("amx", library)).wide(x)
     exact, magnitude = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
     assert bool(((made.double() - exact).abs() <= 1e-5 * magnitude + 1e-6).all())
+
+
+@settings(max_examples=examples(100))
+@given(
+    rows=st.integers(1, 64),
+    out=st.integers(1, 9).map(lambda vectors: 16 * vectors),
+    inputs=st.integers(1, 150).map(lambda pairs: 2 * pairs),
+    seed=st.integers(0, 1 << 30),
+)
+def test_packed_bf16(library: Path, rows: int, out: int, inputs: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight, x = packed(generator, torch.bfloat16, out, inputs), packed(generator, torch.bfloat16, rows, inputs)
+    exact, magnitude = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
+    layer = Linear(weight, None, Library("amx", library))
+    layer.use(Tuning({layer.shape: (Way.PACKED,) * len(BUCKETS)}))
+    assert layer.packed
+    assert bool(((layer.wide(x).double() - exact).abs() <= 1e-5 * magnitude + 1e-6).all())

@@ -99,7 +99,7 @@ def test_a_layer_of_its_lower_outputs_is_the_lower_part_of_the_layer(first: int)
 
 
 @needs_packing
-@pytest.mark.parametrize("rows", [1, 5, 40, 300])
+@pytest.mark.parametrize("rows", [1, 5, 40, 300, 700])
 def test_the_number_of_threads_changes_nothing(rows: int) -> None:
     generator = torch.Generator().manual_seed(rows)
     linear = made(packed(generator, BF16, 208, 96), packed(generator, BF16, 208))
@@ -108,6 +108,16 @@ def test_the_number_of_threads_changes_nothing(rows: int) -> None:
         alone = linear(x)
     with threads(3):
         assert torch.equal(linear(x), alone)
+
+
+@needs_packing
+def test_more_rows_than_stay_in_the_second_cache() -> None:
+    """Weights are then multiplied with some rows after the others; only the last tile of rows is not whole."""
+    generator = torch.Generator().manual_seed(7)
+    x, weight = packed(generator, BF16, 101, 9000), packed(generator, BF16, 16, 9000)
+    with threads(2):
+        found = made(weight).wide(x)
+    torch.testing.assert_close(found.double(), x.double() @ weight.double().T, rtol=1e-4, atol=1e-2)
 
 
 @needs_packing
