@@ -120,9 +120,12 @@ static void multiply(const Part& part, int64_t in, const Rows& rows, const Chunk
         const int64_t to = from + DEPTH < in ? from + DEPTH : in, whole = (to - from) / LINE, rest = (to - from) % LINE;
         const bf16* weights = part.at + from / 2 * apart;
         if (rest) edge.copy_weights(weights + whole * LINE / 2 * apart, apart, rest / 2);
-        // A single pass over a panel reads it as fast as possible: a prefetch of what comes next would only slow it.
-        const char* after = tiles < 2 ? nullptr : to < in ? (const char*)(part.at + to / 2 * apart) : next;
-        const int64_t inputs = to < in && in - to < DEPTH ? in - to : smaller(in, DEPTH);
+        // A single tile of rows waits for memory, and prefetches what it reads itself some steps later. Of more tiles each
+        // prefetches a part of the next weights.
+        const bool is_alone = tiles < 2;
+        const char* after = to < in ? (const char*)(part.at + to / 2 * apart) : next;
+        if (is_alone) after = part.apart == V ? (const char*)weights + FAR : nullptr;
+        const int64_t later = to < in ? smaller(in - to, DEPTH) : smaller(in, DEPTH), inputs = is_alone ? to - from : later;
         const int64_t bytes = after ? inputs / 2 * apart * int64_t(sizeof(bf16)) : 0, asks = ASKS * tiles * larger(whole, 1);
         Ahead ahead{after, after + bytes, (bytes / 64 + asks - 1) / asks};
         for (int64_t tile = 0; tile < tiles; ++tile) {

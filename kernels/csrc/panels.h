@@ -8,6 +8,12 @@ namespace ISA {
 #if defined(__AVX512BF16__)
 
 constexpr int64_t LANES = 16, PANEL = 4;  // outputs of a vector, vectors of a panel
+constexpr int64_t FAR = 16384;            // bytes that a single pass over a panel prefetches ahead
+#if defined(__AMX_BF16__)
+constexpr bool ALONE_ASKS = true;
+#else
+constexpr bool ALONE_ASKS = false;
+#endif
 
 // A range of vectors of a panel.
 struct Part {
@@ -49,7 +55,7 @@ struct Rows {
 };
 
 // packed_tiles.cpp, for CPUs with AMX
-constexpr int64_t TILES_FROM = 3;  // rows
+constexpr int64_t TILES_FROM = 2;  // rows
 void packed_tiles(const Layer& layer, const Rows& x, int64_t rows);
 
 #endif
