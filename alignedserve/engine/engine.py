@@ -302,7 +302,7 @@ class Engine:
                 return Done(StepResult(plan.number, ()))
             if not (wanted or is_read):
                 self._before = NOTHING
-                return Passing(plan.number, self.device) if self.reads_later else Done(StepResult(plan.number, ()))
+                return Passing(plan.number, self.device)
             if reads_later:
                 return self._read_later(plan, wanted, logits)
             result = vectors.added_to(result_of(plan, logits, self._sampler, wanted))
