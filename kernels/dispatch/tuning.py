@@ -56,7 +56,7 @@ def tune(linears: Iterable[Linear], seconds: float = 0.4, advance: Callable[[], 
 
 def _ways(layer: Linear, shared: bool, seconds: float) -> tuple[Way, ...]:
     """Return the fastest way for each bucket."""
-    if not shared and _copy(layer, 1).pack():
+    if not shared and _can_pack(layer):
         seconds /= 2
         gains = [_gain_of_packing(layer, rows, seconds / len(_PACKED_ROWS)) for rows in _PACKED_ROWS]
         if median(gains) > _WORTH:
@@ -92,6 +92,12 @@ def _gain_of_packing(layer: Linear, rows: int, seconds: float) -> float:
     took = _measured(paths, x, (part.memory, packed.memory), _evict(layer), seconds)
     unpacked = min(seconds for way, seconds in took.items() if way is not Way.PACKED)
     return unpacked / took[Way.PACKED]
+
+
+def _can_pack(layer: Linear) -> bool:
+    """Return whether a kernel takes the weight packed. The last outputs decide: they may be too few for a vector."""
+    last = layer.shape.out % _LEAST_OUT or _LEAST_OUT
+    return Linear(layer.memory[-last:].clone(), None, layer.library).pack()
 
 
 def _copy(layer: Linear, rows: int) -> Linear:

@@ -172,6 +172,16 @@ def test_tuning_packs_where_it_pays_and_nobody_else_reads_the_weight(
 
 
 @needs_packing
+def test_tuning_measures_the_ways_of_a_layer_whose_last_outputs_fill_no_vector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alignedserve.kernels.dispatch.tuning._BYTES", 1 << 15)  # a part of 256 outputs
+    monkeypatch.setattr("alignedserve.kernels.dispatch.tuning._gain_of_packing", lambda *_: 2.0)
+    monkeypatch.setattr("alignedserve.kernels.dispatch.tuning._fastest", lambda *_: Way.TORCH)
+    layer = Linear(packed(torch.Generator().manual_seed(4), BF16, 264, 64), None, Library(PACKED_ON))
+    assert tune([layer]).ways == {layer.shape: (Way.TORCH,) * len(BUCKETS)}
+    assert layer.native_to == 0
+
+
+@needs_packing
 def test_measuring_leaves_the_weight_as_it_says() -> None:
     weight = packed(torch.Generator().manual_seed(3), BF16, 512, 256)
     layer = Linear(weight.clone(), None, Library(PACKED_ON))
