@@ -24,7 +24,7 @@ PICTURE, DARK = ROOT / "docs" / "peers.svg", ROOT / "docs" / "peers-dark.svg"
 
 MACHINES = {  # name of a machine in the picture -> file with its engines' figures
     "Zen 4": "2026-11-21-engine-zen4",
-    "Xeon, AMX": "2026-11-21-engine",
+    "Xeon, AMX": "2026-11-29-engine-amx",
     "Zen 5, older code": "2026-11-21-engine-epyc",
 }
 OURS, PEER, SLOWER = "#0b84b8", "#8a8f96", "#d9661f"
