@@ -22,10 +22,10 @@ CONNECT_S = 5.0
 SILENCE_S = 300.0  # to the first token of a long prompt in a long queue
 CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 DONE: dict[str, Any] = {}  # the event that ends a stream
-Self = TypeVar("Self", bound="HttpServer")
+Self = TypeVar("Self", bound="RemoteServer")
 
 
-class HttpServer:
+class RemoteServer:
     """A server, within a `with`: requests to it, and what it answers."""
 
     kind: type[AlignedServeError] = AlignedServeError

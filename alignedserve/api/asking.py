@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import httpx
 
 from alignedserve.errors import AskError
-from alignedserve.http_client import HttpServer, said_by, server_at
+from alignedserve.http_client import RemoteServer, said_by, server_at
 
 Body: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
@@ -21,7 +21,7 @@ _BUSY = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
 _AGAIN_S = 1.0  # where the server does not say when
 
 
-class _AskedServer(HttpServer):
+class _AskedServer(RemoteServer):
     kind = AskError
 
     def lost(self, error: Exception) -> AskError:

@@ -1,6 +1,6 @@
 """Starting a deployment and keeping it alive, on one machine or a Ray cluster.
 
-    launch.serve ──▶ plan: the parts ──▶ Deployment ◀── orders of users, signals, signs of life
+    launch.serve ──▶ plan: the parts ──▶ RunningDeployment ◀── orders of users, signals, signs of life
                                             │ what happened            ▲ a part began, a part ended
                                             ▼                          │
                                           Keeper ── start, end ──▶ Host: Processes, or Actors ──▶ start: one part

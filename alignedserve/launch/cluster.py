@@ -23,7 +23,7 @@ from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.launch.actors import LOOK_S, Actors, placing_of
 from alignedserve.launch.bounded import BoundedEnd
-from alignedserve.launch.deployment import Deployment
+from alignedserve.launch.deployment import RunningDeployment
 from alignedserve.launch.host import say
 from alignedserve.launch.orders import Reloading
 from alignedserve.launch.placing import NAMED, Group, NodeType, NoPlace, Placing, node_types
@@ -73,7 +73,7 @@ def serve_on_cluster(config: Config, reloading: Reloading) -> int:
             config, groups = _wait_for_nodes(ray, config, types)
             specs = _plan(config, groups, host, f"tcp://{host}:{router.getsockname()[1]}")
             host = Actors(ray, config, specs[0].deployment, groups, types=types)
-            deployment = Deployment(config, specs, reloading, host, ending=ending)
+            deployment = RunningDeployment(config, specs, reloading, host, ending=ending)
             deployment.hear_signals()  # also while it waits for room
             with host.reserved():
                 return deployment.run()
@@ -90,7 +90,7 @@ def serve_on_ray(config: Config, specs: Sequence[PartSpec], reloading: Reloading
     group = {spec.name: {"CPU": 1.0} for spec in specs}  # the parts of a node share its memory: placed together
     ending = BoundedEnd(config.server.drain_s)
     host = Actors(ray, config, specs[0].deployment, [group], is_own=True)
-    deployment = Deployment(config, specs, reloading, host, ending=ending)
+    deployment = RunningDeployment(config, specs, reloading, host, ending=ending)
     deployment.hear_signals()  # also while Ray starts, which takes seconds
     try:
         ray.init(

@@ -38,7 +38,7 @@ LOOK_S, LOOK_AGAIN_S = 0.5, 2.0  # between two looks at parts, while one is star
 ENDED_S = 2.0  # for killed parts to have ended, at the end
 
 
-class Deployment:
+class RunningDeployment:
     """Runs a keeper and its host."""
 
     def __init__(

@@ -70,7 +70,7 @@ class KeptPart:
 
 
 @dataclass
-class Unit:
+class KeptUnit:
     """A worker with all its ranks, or another part alone: what starts and ends together."""
 
     parts: list[KeptPart] = field(default_factory=list)
@@ -110,9 +110,11 @@ class Keeper:
         before: Mapping[str, Life] | None = None,
     ) -> None:
         """`before` has the newest life of each part where another launcher has started them."""
-        self.config, self.units = config, dict[str, Unit]()
+        self.config, self.units = config, dict[str, KeptUnit]()
         for spec in specs:
-            self.units.setdefault(spec.worker, Unit(num_starts=int(before is not None))).parts.append(KeptPart(spec))
+            self.units.setdefault(spec.worker, KeptUnit(num_starts=int(before is not None))).parts.append(
+                KeptPart(spec)
+            )
         self.newest = dict(before or {})  # life of each part, also of those that have gone
         self.starts = Starts(config.launch.quiet_s, clock(), config.launch.still_s)
         self.kept = frozenset(Role)  # roles whose parts are started again when they end
@@ -144,7 +146,7 @@ class Keeper:
                 self._outside.tell_router(Died(name, lost.incarnation))
             self._start(unit, goes_on=name in going_on)
 
-    def _start(self, unit: Unit, quick_deaths: int = 0, goes_on: bool = False) -> None:
+    def _start(self, unit: KeptUnit, quick_deaths: int = 0, goes_on: bool = False) -> None:
         """Start all ranks, with the same incarnation. The router hears of the life first."""
         before = self.newest.get(unit.name)
         num_lives = before.incarnation if before is not None else 0
@@ -258,7 +260,7 @@ class Keeper:
             self._start(unit, quick_deaths)
         return None
 
-    def _serves_without(self, unit: Unit) -> bool:
+    def _serves_without(self, unit: KeptUnit) -> bool:
         """Return whether requests are served while this part is away: chats need no job runner, and another part of its
         role may run."""
         for other in self.units.values():
@@ -270,7 +272,7 @@ class Keeper:
                         return True
         return unit.role is Role.JOBS
 
-    def _start_after_pause(self, unit: Unit, quick_deaths: int) -> None:
+    def _start_after_pause(self, unit: KeptUnit, quick_deaths: int) -> None:
         pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2 ** max(0, quick_deaths - MOST_QUICK_DEATHS))
         self._outside.say(f"{unit.name} does not stay up: it is started again in {pause_s:.0f} s")
         unit.is_paused = True
@@ -281,7 +283,7 @@ class Keeper:
 
         self._host.events.after(pause_s, PartTask(unit.name, unit.spec.incarnation, start))
 
-    def _end_all(self, unit: Unit) -> None:
+    def _end_all(self, unit: KeptUnit) -> None:
         """End all ranks of a worker: they cannot go on without each other."""
         for part in unit.parts:
             self.starts.end(part.spec.name)
@@ -295,7 +297,7 @@ class Keeper:
         """Start a worker, or another part, that was not planned; it may replace another of its role."""
         role = Role(worker.partition("-")[0])
         like = self.units[replaces] if replaces else next(unit for unit in self.units.values() if unit.role is role)
-        self.units[worker] = unit = Unit(is_untried=True)
+        self.units[worker] = unit = KeptUnit(is_untried=True)
         for spec in [part.spec for part in like.parts]:
             named = replace(spec, name=f"{worker}{rank_suffix(spec.rank)}", replaces=replaces)
             unit.parts.append(KeptPart(replace(named, device=self._free_device(role))))
@@ -321,16 +323,16 @@ class Keeper:
         else:
             self.end_softly(unit)
 
-    def end_softly(self, unit: Unit) -> None:
+    def end_softly(self, unit: KeptUnit) -> None:
         """Have a part stop by itself; end it if it does not."""
         self._host.ask_to_stop({unit.name})
         self._end_after(GRACE_S + (self.config.server.drain_s if unit.role in OWNERS else 0.0), unit)
 
-    def _end_after(self, seconds: float, unit: Unit) -> None:
+    def _end_after(self, seconds: float, unit: KeptUnit) -> None:
         task = PartTask(unit.name, unit.spec.incarnation, partial(self._host.end, unit.name))
         self._host.events.after(seconds, task)
 
-    def _end_retiring(self, unit: Unit) -> None:
+    def _end_retiring(self, unit: KeptUnit) -> None:
         """End a part that is not to come back. During a pause it has ended already."""
         if unit.is_paused:
             unit.is_paused = False
@@ -338,7 +340,7 @@ class Keeper:
         else:
             self._host.end(unit.name)
 
-    def _finish_retiring(self, unit: Unit) -> None:
+    def _finish_retiring(self, unit: KeptUnit) -> None:
         asked = unit.asked
         self._forget(unit, asked)
         if asked is not None:
@@ -346,13 +348,13 @@ class Keeper:
             if all(other.asked is not asked for other in self.units.values()):
                 asked.done()
 
-    def _leave_out(self, unit: Unit, why: str) -> None:
+    def _leave_out(self, unit: KeptUnit, why: str) -> None:
         """Go on without an added worker that cannot run."""
         self._outside.say(f"{unit.name} is left out: {why}")
         self.on_change(Change.LEFT_OUT, unit.name, why)
         self._forget(unit)
 
-    def _forget(self, unit: Unit, asked: HeardOrder | None = None) -> None:
+    def _forget(self, unit: KeptUnit, asked: HeardOrder | None = None) -> None:
         """Drop a part that has ended for good, and retire what is of no use without it."""
         others = self._host.goes_with(unit.name)
         self._end_all(unit)

@@ -17,7 +17,7 @@ from alignedserve.config.config import Config, parse
 from alignedserve.errors import ConfigError
 from alignedserve.gateway.access.exposure import check_exposure, warnings
 from alignedserve.kvpool.arena.shared_files import remove_ended
-from alignedserve.launch.deployment import Deployment
+from alignedserve.launch.deployment import RunningDeployment
 from alignedserve.launch.host import say
 from alignedserve.launch.orders import Reloading
 from alignedserve.launch.plan import check_open_files, plan
@@ -81,7 +81,7 @@ def _go_on(left: Left, servers: ForkServers, reloading: Reloading, record: Recor
     say(f"it goes on with what a launcher that was killed has left: {', '.join(left.processes)}")
     with _kept_clean(config, specs, record):
         host = Processes(servers, left)
-        return Deployment(config, specs, reloading, host, record=record, left=left).run()
+        return RunningDeployment(config, specs, reloading, host, record=record, left=left).run()
 
 
 @contextmanager
@@ -115,4 +115,4 @@ def _serve_here(config: Config, servers: ForkServers, reloading: Reloading, reco
             from alignedserve.launch.cluster import serve_on_ray
 
             return serve_on_ray(config, specs, reloading)
-        return Deployment(config, specs, reloading, Processes(servers), record=record).run()
+        return RunningDeployment(config, specs, reloading, Processes(servers), record=record).run()

@@ -25,7 +25,7 @@ from alignedserve.core import NO_OPENING, Request, Sampling, ServiceClass, Slo, 
 from alignedserve.cost.fit import OnlineCost, Point
 from alignedserve.cost.model import Shape
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.http_client import HttpServer
+from alignedserve.http_client import RemoteServer
 from alignedserve.lab.benchmarks.common.mixed_load import MixedLoad
 from alignedserve.lab.benchmarks.common.report import command, report, status
 from alignedserve.lab.benchmarks.common.serving import serve
@@ -57,7 +57,7 @@ async def used(url: str, seconds: float) -> str:
     load.stop()
     await playing
     await asyncio.sleep(QUIET_S)
-    with HttpServer(url, None) as server:
+    with RemoteServer(url, None) as server:
         return server.whole("GET", "/metrics").text
 
 

@@ -57,7 +57,7 @@ from alignedserve.bench.wording import WordWording
 from alignedserve.core import Role
 from alignedserve.gateway.access.keys import EVERY_SCOPE, Limits, make_key
 from alignedserve.gateway.http.bodies import BODIES_AT_ONCE
-from alignedserve.http_client import HttpServer
+from alignedserve.http_client import RemoteServer
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
 from alignedserve.lab.benchmarks.common.serving import (
     NAME,
@@ -211,7 +211,9 @@ CHATS = "sizes:prompt=1,output=8,rate=4,cv=0,num_requests=60"  # of the other cl
 
 
 def client(url: str, key: str) -> httpx.AsyncClient:
-    return HttpServer(url, key, silence_s=600.0).in_event_loop(base_url=url, limits=httpx.Limits(max_connections=None))
+    return RemoteServer(url, key, silence_s=600.0).in_event_loop(
+        base_url=url, limits=httpx.Limits(max_connections=None)
+    )
 
 
 def run_flood(name: str, url: str, key: str) -> None:
@@ -236,7 +238,7 @@ def flooding(name: str, url: str, key: str) -> Iterator[None]:
 
 def tokens_of(url: str, key: str) -> float:
     """Return the tokens that all clients got so far."""
-    with HttpServer(url, key) as server:
+    with RemoteServer(url, key) as server:
         told = server.whole("GET", "/metrics").text
     return sum(float(number) for number in re.findall(r"^\S*generation_tokens_total\{\S+ (\S+)$", told, re.MULTILINE))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 from alignedserve.config.config import Config
 from alignedserve.core import WORKERS
-from alignedserve.launch.deployment import Deployment
+from alignedserve.launch.deployment import RunningDeployment
 from alignedserve.launch.host import Events, Host, PartBegan, PartTask
 from alignedserve.launch.orders import Reloading
 from alignedserve.launch.plan import LOOPBACK, parts_of
@@ -69,7 +69,7 @@ class ScriptedHost(Host):
         self._script.on_forget(part)
 
 
-class ScriptedDeployment(Deployment):
+class ScriptedDeployment(RunningDeployment):
     """Note the lives that start."""
 
     def __init__(

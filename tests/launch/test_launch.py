@@ -102,7 +102,7 @@ def test_what_auto_stands_for_is_decided_once_and_said(
     said: str,
 ) -> None:
     monkeypatch.setattr(accelerator, "choose", lambda: choice)
-    monkeypatch.setattr(launch, "Deployment", _Kept)
+    monkeypatch.setattr(launch, "RunningDeployment", _Kept)
     monkeypatch.setattr(launch, "fork_servers", lambda _: nullcontext({}))
     flags = {"server.port": 0, "jobs.store": "off", "kvpool.directory": str(tmp_path)}
     assert launch.serve(asked := load(flags, {}, None), lambda: asked) == 7

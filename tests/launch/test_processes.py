@@ -13,7 +13,7 @@ import pytest
 
 from alignedserve.config.config import load
 from alignedserve.launch import processes
-from alignedserve.launch.deployment import Deployment
+from alignedserve.launch.deployment import RunningDeployment
 from alignedserve.launch.orders import Reloading
 from alignedserve.launch.processes import Processes
 from alignedserve.shell.exit_code import ExitCode
@@ -42,7 +42,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[b
 def ends() -> int:
     config = load({"topology": "1+1"}, {}, None)
     host = Processes()
-    return Deployment(config, specs_of(config), Reloading(config, lambda: config), host).run()
+    return RunningDeployment(config, specs_of(config), Reloading(config, lambda: config), host).run()
 
 
 def test_without_processes_the_start_ends_with_the_reason(

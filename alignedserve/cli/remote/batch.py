@@ -19,7 +19,7 @@ import httpx
 from alignedserve.cli.remote.options import BatchOptions, BatchSubmission
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import BatchError, file_errors
-from alignedserve.http_client import HttpServer, api_at, said_in
+from alignedserve.http_client import RemoteServer, api_at, said_in
 from alignedserve.machine.whole_file import whole_file
 
 _LOOK_S = 0.5  # between two looks at a batch
@@ -186,7 +186,7 @@ def _endpoint_of(file: Path) -> str:
 # --- The server
 
 
-class BatchApi(HttpServer):
+class BatchApi(RemoteServer):
     """The server's API of files and batches; every failure is a BatchError of one line."""
 
     kind = BatchError

@@ -37,7 +37,7 @@ from alignedserve.cli.terminal.interrupt import INTERRUPTED
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.core import ServiceClass
 from alignedserve.errors import BatchError, BenchError, WorkloadError, file_errors
-from alignedserve.http_client import HttpServer, api_at, complaint
+from alignedserve.http_client import RemoteServer, api_at, complaint
 from alignedserve.loads.records.distribution import ratio
 from alignedserve.loads.records.records import RunRecord
 from alignedserve.loads.workload import Arrival, Load, Mixture
@@ -142,7 +142,7 @@ def _card(base: str, options: BenchOptions) -> Mapping[str, Any]:
     return found or {}
 
 
-class _ListingServer(HttpServer):
+class _ListingServer(RemoteServer):
     kind = BenchError
 
 

@@ -17,7 +17,7 @@ import httpx
 
 from alignedserve.cli.remote.options import ChatOptions
 from alignedserve.errors import ChatError
-from alignedserve.http_client import CONTROL, DONE, SILENCE_S, HttpServer, api_at, one_line
+from alignedserve.http_client import CONTROL, DONE, SILENCE_S, RemoteServer, api_at, one_line
 
 Message: TypeAlias = dict[str, str]
 
@@ -134,7 +134,7 @@ class ChatSession:
         return "".join(shown)
 
 
-class ChatApi(HttpServer):
+class ChatApi(RemoteServer):
     """The API of a server; every failure is a ChatError of one line."""
 
     kind = ChatError

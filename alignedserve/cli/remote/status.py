@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from alignedserve.cli.remote.options import StatusOptions
 from alignedserve.errors import AlignedServeError
-from alignedserve.http_client import HttpServer, said_by, server_at
+from alignedserve.http_client import RemoteServer, said_by, server_at
 
 _LOOK_S = 0.5  # between two questions whether the deployment is ready
 _SILENCE_S = 5.0
@@ -95,7 +95,7 @@ class StatusError(AlignedServeError):
     """The gateway does not answer."""
 
 
-class DeploymentServer(HttpServer):
+class DeploymentServer(RemoteServer):
     """All routes of a deployment."""
 
     kind = StatusError

@@ -20,7 +20,7 @@ from alignedserve.bench.job import file_of, lines_of
 from alignedserve.bench.wording import IdWording, WordWording
 from alignedserve.cli.remote.bench import ServedJob
 from alignedserve.cli.remote.options import BatchOptions
-from alignedserve.http_client import HttpServer
+from alignedserve.http_client import RemoteServer
 from alignedserve.lab.benchmarks.common.serving import NAME, player_of
 from alignedserve.lab.benchmarks.common.simulating import save_load
 from alignedserve.loads.figures.request_figures import gaps_s, has_finished, ttft_s
@@ -119,7 +119,7 @@ class MixedLoad:
     async def _ask_wrongly(self) -> None:
         path, body, statuses = self._draw.choice(_WRONG)
         content = body if isinstance(body, str) else json.dumps(body)
-        async with HttpServer(self._url, None, silence_s=60.0).in_event_loop() as http:
+        async with RemoteServer(self._url, None, silence_s=60.0).in_event_loop() as http:
             headers = {"Content-Type": "application/json"}
             answer = await http.post(f"{self._url}{path}", content=content, headers=headers)
         assert answer.status_code in statuses, f"{path} {content[:60]}: {answer.status_code} {answer.text[:80]}"

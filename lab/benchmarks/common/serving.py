@@ -26,7 +26,7 @@ from alignedserve.bench.core import Dialect, LoadTest
 from alignedserve.bench.player import CONNECT_S, Player
 from alignedserve.bench.wording import AnyWording
 from alignedserve.errors import AlignedServeError
-from alignedserve.http_client import HttpServer
+from alignedserve.http_client import RemoteServer
 from alignedserve.loads.records.records import RunRecord
 from alignedserve.loads.workload import Load
 from alignedserve.loads.workload.spec import read_workload
@@ -112,7 +112,7 @@ def serve_vllm(python: str, model: Path, budget: int) -> Iterator[str]:
 
 
 def _is_ready(url: str) -> bool:
-    with suppress(AlignedServeError), HttpServer(url, None, silence_s=5.0) as server:
+    with suppress(AlignedServeError), RemoteServer(url, None, silence_s=5.0) as server:
         return server.ask("GET", "/health").is_success
     return False
 
