@@ -52,8 +52,8 @@ class RunningDeployment:
         left: Left | None = None,
         ending: BoundedEnd | None = None,
     ) -> None:
-        """Of the parts that another launcher has `left`, those that run go on, with their keys; the next launcher reads
-        `record`. `ending` bounds the end where the host may hang."""
+        """Go on with the parts that another launcher has `left` running, and with their keys. `record` is for the next
+        launcher. `ending` bounds the end where the host may hang."""
         self._reloading, self._host, self._ending = reloading, host, ending
         self._record, self._left = record or RecordFile(0), left
         first = specs[0]

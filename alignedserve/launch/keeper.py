@@ -46,7 +46,7 @@ class Change(Enum):
 
 
 class Outside(Protocol):
-    """To whom a keeper speaks."""
+    """What a keeper tells the rest of the launcher, and asks of it."""
 
     def say(self, line: str) -> None:
         """Tell the user."""

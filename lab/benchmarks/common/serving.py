@@ -168,7 +168,7 @@ def played(url: str, workload: str, wording: AnyWording, api_key: str | None = N
 
 @contextmanager
 def beside(work: Callable[..., None], *arguments: object, times: int = 1) -> Iterator[Sequence[BaseProcess]]:
-    """Let so many processes do this work meanwhile, which has no end."""
+    """Run endless work in this number of processes while the block runs."""
     spawn = get_context("spawn")
     processes = [spawn.Process(target=work, args=arguments, daemon=True) for _ in range(times)]
     for process in processes:
