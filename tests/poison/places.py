@@ -79,12 +79,13 @@ def _requests(requests: Any, *_: Any) -> Iterable[Any]:
 
 
 def _core(name: str, at: str, ends: str, kinds: str, topologies: tuple[str, ...] = ALL, body: str = "tokens") -> Place:
-    return Place(name, f"{at}.handle", body, topologies, _told(*kinds.split()), ends)
+    return Place(name, at, body, topologies, _told(*kinds.split()), ends)
 
 
 _G, _E, _W = "alignedserve.gateway", "alignedserve.engine", "alignedserve.decode_worker"
-_ROUTER, _POOL = "alignedserve.router.state:RouterCore", "alignedserve.kvpool.state:PoolCore"
-_OWNER, _DECODE = "alignedserve.owner.core:OwnerCore", "alignedserve.decode_worker.state:DecodeCore"
+_ROUTER, _POOL = "alignedserve.router.state:RouterCore.handle", "alignedserve.kvpool.state:PoolCore.handle"
+_OWNER = "alignedserve.owner.core:OwnerCore.handle"
+_DECODE = "alignedserve.decode_worker.state:DecodeCore.hear"  # a worker hears a step's end on its own, then acts
 _REWRITING = "alignedserve.kvpool.memory.rewriting:Rewriting"
 
 PLACES = (
