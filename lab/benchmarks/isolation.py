@@ -1,6 +1,7 @@
 """Measure chats beside saturating best-effort documents, on a colocated deployment of a random 160 M Llama.
 
-    python -m lab.benchmarks.isolation [--seconds 30] [--rate 2] [--be 32] [--model FOLDER] [-- SERVE FLAGS]
+    python -m lab.benchmarks.isolation [--seconds 30] [--rate 2] [--be 32] [--promises own,tight,default]
+                                       [--model FOLDER] [-- SERVE FLAGS]
     python -m lab.benchmarks.isolation --peer-python PATH [--budgets 64,128,256,512]
     python -m lab.benchmarks.isolation --url http://127.0.0.1:8000 [--priority 1]
     python -m lab.benchmarks.isolation --backend simulated [--seconds 40] [--machine zen4] [--off 0.04,0.12] [--hog]
@@ -14,7 +15,7 @@ without documents: they do not cause every miss there.
     tight      0.3 s and 60 ms
     default    1 s and 187.5 ms
 
-`--seconds` is the length of each of six runs; simulated runs of several seeds count as one. BE tokens count over a
+`--seconds` is the length of each run; simulated runs of several seeds count as one. BE tokens count over a
 whole run, as other servers' clients count them; while chats come, they count from the end of the run's first third: by
 then the first documents have their prompts behind them. With `--hog` another tenant takes half of the memory bandwidth
 (common/hog.py). `alignedserve bench --batch` has documents as lines of a batch, `alignedserve simulate --compare` other
@@ -75,6 +76,7 @@ class ChatPromise:
     least_tokens_s: float | None = None
 
 
+OWN = "own"
 DEFAULT = ChatPromise("default", 1.0, 0.1875, 99.0, 165.0)
 TIGHT = ChatPromise("tight", 0.3, 0.06, 95.0, 132.0)
 
@@ -207,7 +209,7 @@ def backend(args: argparse.Namespace, folder: Path) -> Iterator[Play]:
 def own(alone: ChatRuns) -> ChatPromise:
     """Return the promise of the times that chats get alone, and a little more."""
     step_s = median(alone.gaps)
-    return ChatPromise("own", 1.10 * percentile(alone.ttfts, 95) + step_s, 1.20 * percentile(alone.gaps, 95))
+    return ChatPromise(OWN, 1.10 * percentile(alone.ttfts, 95) + step_s, 1.20 * percentile(alone.gaps, 95))
 
 
 def tell(label: str, run: ChatRuns, promise: ChatPromise, documents_alone: ChatRuns | None) -> None:
@@ -218,7 +220,7 @@ def tell(label: str, run: ChatRuns, promise: ChatPromise, documents_alone: ChatR
         for percent in (50, 95, 99):
             report(f"{label}: {name} p{percent}", 1e3 * percentile(values, percent), "ms", baseline=1e3 * promised)
         in_time = 100 * sum(value <= promised for value in values) / max(1, len(values))
-        goal = 95.0 if is_beside and promise.name == "own" else None
+        goal = 95.0 if is_beside and promise.name == OWN else None
         report(f"{label}: {name} in time", in_time, "%", goal=goal, at_least=True)
     goal = promise.least_attained if is_beside else None
     report(f"{label}: chats attained", run.attained, "%", goal=goal, at_least=True)
@@ -233,17 +235,20 @@ def tell(label: str, run: ChatRuns, promise: ChatPromise, documents_alone: ChatR
     report(f"{label}: BE while chats come", run.meanwhile_tokens_s, "tokens/s", baseline=alone_s)
 
 
-def measure(load: ChatLoad, *, server: str = "", has_goals: bool = False) -> None:
-    """Report all six runs. Without `has_goals`, tokens per second have no goal."""
-    alone = load.run(DEFAULT, has_documents=False)
-    tell(f"{server}chats alone", alone, DEFAULT, None)
+def measure(load: ChatLoad, promises: Sequence[str], *, server: str = "", has_goals: bool = False) -> None:
+    """Report all runs of these promises. Without `has_goals`, tokens per second have no goal."""
+    known = {promise.name: promise for promise in (TIGHT, DEFAULT)}
+    if OWN in promises:
+        alone = load.run(DEFAULT, has_documents=False)
+        tell(f"{server}chats alone", alone, DEFAULT, None)
+        known[OWN] = own(alone)
     documents = load.run(None)
     report(f"{server}BE alone", documents.tokens_s, "tokens/s")
-    for promise in (own(alone), TIGHT, DEFAULT):
+    for promise in map(known.__getitem__, promises):
         promise = promise if has_goals else replace(promise, least_tokens_s=None)
         report(f"{server}{promise.name}: promised TTFT", 1e3 * promise.ttft_s, "ms")
         report(f"{server}{promise.name}: promised TBT", 1e3 * promise.tbt_s, "ms")
-        if promise.name == "tight":
+        if promise.name == TIGHT.name:
             tell(f"{server}tight, alone", load.run(promise, has_documents=False), promise, None)
         tell(f"{server}{promise.name}", load.run(promise), promise, documents)
 
@@ -253,6 +258,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="seconds of arrivals in each run")
     parser.add_argument("--rate", type=float, default=2.0, help="chats per second")
     parser.add_argument("--be", type=int, default=32, help="documents at once")
+    promises = [OWN, TIGHT.name, DEFAULT.name]
+    parser.add_argument("--promises", type=several(str, promises), default=promises, help="default: all three")
     parser.add_argument("--backend", choices=("real", "simulated"), default="real")
     parser.add_argument("--model", type=Path, help="real: a model folder with a tokenizer, in place of random weights")
     parser.add_argument("--url", help="real: measure a server that runs, whose model is named measured")
@@ -277,10 +284,10 @@ def main() -> None:
             return ChatLoad(args.rate, args.seconds, args.be, play, folder / "load.yaml")
 
         with backend(args, folder) as play:
-            measure(load(play), has_goals=args.backend == "real" or MACHINES[args.machine].has_goals)
+            measure(load(play), args.promises, has_goals=args.backend == "real" or MACHINES[args.machine].has_goals)
         for budget in args.budgets if args.peer_python else ():
             with peer(args, args.model, budget) as play:
-                measure(load(play), server=f"vLLM, {budget} tokens a step, ")
+                measure(load(play), args.promises, server=f"vLLM, {budget} tokens a step, ")
     sys.exit(status())
 
 
