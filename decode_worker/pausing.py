@@ -1,4 +1,4 @@
-"""Pauses of a step with documents, in which chats' prompts run that would wait for the end of the step.
+"""Pauses of a step, in which chats' prompts run that would wait for the end of the step.
 
     step N  documents, and chats' decodes ───▶ │ pause            │ ──▶ ends
                     a chat comes ──────────────▶ step M: its prompt ──▶ its first token
@@ -6,19 +6,27 @@
 A CPU's engine can stop between two layers, and go on (engine/in_order.py). So the chat waits for one layer, and runs
 without the documents (ConServe, FlowPrefill). The pause must not make a token of the chats here late: the pause and
 the rest of the step, by the cost model and with a margin, fit in the time that the tightest of these chats has.
+
+A step without documents, or with prompts of chats, pauses for guests alone: where nearly all requests here are of one
+caller, the host, the guests are the chats of all others. A guest would wait for the running step, and run in the next,
+with the host's decodes; so a pause comes where it halves that wait. The pauses of a step take no longer than the step:
+the host has half of the time, however many guests come.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 
 from alignedserve.core import StepPlan
+from alignedserve.cost.model import Kind
 from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import PlannedStep
+from alignedserve.worker.step.view import PlannedStep, host_of
 
 LEAST_LAYERS = 2  # that are left of a step: else it ends before a pause has begun
 MOST_PAUSES = 4  # of one step: documents go on, however many chats come
+OF_WAIT = 0.5  # of a guest's wait for the running step and the next: its first token in a pause
 
 
 class Pauses(WorkerPart):
@@ -26,41 +34,64 @@ class Pauses(WorkerPart):
         super().__init__(worker)
         self._ends_at = 0.0  # the running step, as predicted
         self._num_left = 0  # pauses that it may still make
+        self._left_s = inf  # that they may take
+        self._are_for_guests = False  # whether the running step pauses for guests alone
 
     def begins(self, selection: PlannedStep, now: float) -> None:
-        """Note what runs now. A step pauses if it has work of documents, and no prompts of chats."""
+        """Note what runs now, and for whom it pauses: for all chats if it has documents and no prompts of chats."""
         if not self._pace.layers:
             return
         self._ends_at = now + selection.predicted_s
         prompts = [prompt.promise.is_rt for prompt in map(self._here.running_of, selection.chunks)]
         has_documents = bool(prompts) or not all(running.promise.is_rt for running in selection.decodes)
-        if has_documents and not any(prompts):
+        self._are_for_guests = not has_documents or any(prompts)
+        if not self._are_for_guests or self._pace.coming.has_several:
             self._steps.open_to_pauses()
         self._num_left = MOST_PAUSES
+        self._left_s = selection.predicted_s if self._are_for_guests else inf
 
     def pauses_for(self, seconds: float) -> None:
         self._ends_at += seconds
         self._num_left -= 1
+        self._left_s -= seconds
+
+    def room(self, step: StepPlan, now: float) -> tuple[float, str | None]:
+        """Return how long the step may pause now, 0 or less where it may not, or need not; and, in a pause for guests
+        alone, the host."""
+        steps, waiting, left_s, host = self._steps, self._queue.waiting, self._ends_at - now, None
+        if not (steps.takes_amid and self._num_left) or steps.amid is not None:
+            return 0.0, None
+        if left_s < LEAST_LAYERS * step.predicted_s / self._pace.layers:
+            return 0.0, None
+        if self._are_for_guests:
+            if (host := host_of(self._here.seated, waiting) if len(waiting.callers) else None) is None:
+                return 0.0, None
+        elif not (waiting.real_time or self.chats):
+            return 0.0, None
+        most_s = inf if host is None else min(self._left_s, OF_WAIT * (left_s + step.predicted_s))
+        next_s, at = self._pace.times.mean_s, self._memory.context(now)
+        # A step with documents leaves room for a pause. Another may take longer than predicted, until it ends.
+        longer_s = 0.0 if host is None else at.cost.uncertainty[Kind.MIXED].p90 * step.predicted_s
+        for chat, is_next in self._due_soon(step):
+            needs_s = left_s + (0.0 if is_next else next_s)
+            if now + needs_s <= chat.promise.next_due_at:  # else the chat is late in any case
+                most_s = min(most_s, at.surely_s(chat.promise.next_due_at - now) - needs_s - longer_s)
+        return most_s, host
 
     @property
     def chats(self) -> list[WorkerRequest]:
-        """Return the chats with a seat whose prompts have begun in an earlier pause."""
+        """Return the chats with a seat whose prompts have begun in an earlier pause. A guest's goes on in a step."""
+        if self._are_for_guests:
+            return []
         return [prompt for prompt in self._here.prompts.values() if prompt.promise.is_rt]
 
-    def most_s(self, step: StepPlan, now: float) -> float:
-        """Return how long the step may pause now; 0 or less where it may not, or need not."""
-        steps, left_s = self._steps, self._ends_at - now
-        if not (steps.takes_amid and self._num_left) or steps.amid is not None:
-            return 0.0
-        if not (self._queue.waiting.real_time or self.chats):
-            return 0.0
-        if left_s < LEAST_LAYERS * step.predicted_s / self._pace.layers:
-            return 0.0
+    def _due_soon(self, step: StepPlan) -> Iterator[tuple[WorkerRequest, bool]]:
+        """Yield the chats that have decoded, or are prompts of the running step, and whether it brings their token."""
         in_step = {decode.request for decode in step.decodes}
-        next_s, most_s, at = self._pace.times.mean_s, inf, self._memory.context(now)
         for chat in self._here.residents.values() if self._memory.decodes else ():
             if chat.promise.is_rt:
-                needs_s = left_s + (0.0 if chat.request.id in in_step else next_s)
-                if now + needs_s <= chat.promise.next_due_at:  # else the chat is late in any case
-                    most_s = min(most_s, at.surely_s(chat.promise.next_due_at - now) - needs_s)
-        return most_s
+                yield chat, chat.request.id in in_step
+        for chunk in step.chunks:
+            prompt = self._here.find(chunk.request)
+            if prompt is not None and prompt.promise.is_rt:
+                yield prompt, chunk.is_last

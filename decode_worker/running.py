@@ -206,12 +206,12 @@ class Stepping(WorkerPart):
 
     def _plan_amid(self, step: StepPlan, now: float) -> list[Command]:
         """Run chats' waiting prompts in a pause of the running step, if that step can pause now."""
-        if (most_s := self._pauses.most_s(step, now)) <= 0 or not self._seats.takes_prompts(now):
+        most_s, host = self._pauses.room(step, now)
+        if most_s <= 0 or not self._seats.takes_prompts(now):
             return []
-        waiting, at = self._queue.waiting, self._memory.context(now)
-        seats = 0 if self._memory.is_crowded else self._limits.max_batch - self._here.num_seated
-        prompts = self._pauses.chats
-        view = StepView((), prompts, waiting, at, self._memory.seating_amid(seats, waiting), ran=self._steps.newest)
+        waiting, at, prompts = self._queue.waiting, self._memory.context(now), self._pauses.chats
+        seating = self._memory.seating_amid(waiting)
+        view = StepView((), prompts, waiting, at, seating, ran=self._steps.newest, host=host)
         selection = self._scheduler.plan_amid(view, most_s)
         if not selection.chunks:
             return []

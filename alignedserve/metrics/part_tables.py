@@ -226,7 +226,7 @@ def be_tokens_held_back_total(steps: DecodeSteps) -> Values:
 
 @_counter(_WORKER, "steps")
 def step_pauses_total(steps: DecodeSteps) -> Values:
-    """Pauses of steps with documents, in which prompts of chats ran."""
+    """Pauses of steps, in which prompts of chats ran."""
     return steps.pauses
 
 

@@ -15,7 +15,6 @@ promises of 0.3 s and 60 ms. docs/how/steps.md and docs/how/packing.md have the 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from math import inf
@@ -28,7 +27,7 @@ from alignedserve.scheduling.slo import Late, Rank
 from alignedserve.worker.step.ranks import DecodeOrder, RankedRequests, in_turn, last_of_old
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds, StepBuilder, all_decodes
-from alignedserve.worker.step.view import PlannedStep, StepAhead, StepContext, StepView, estimate_of
+from alignedserve.worker.step.view import PlannedStep, StepAhead, StepContext, StepView, estimate_of, host_of
 from alignedserve.worker.step.waiting_prompts import Ranked, WaitingPrompts
 
 # The worth of a first token in time, as late gaps between tokens: of chats without a late gap so far, and of any chat.
@@ -39,7 +38,6 @@ HELD_TO = 0.75  # of the time of a step: prompts of documents beside chats that 
 OF_FIRST, OF_DECODES = 0.5, 2.0
 OF_PAUSED = 1.5  # least time of a step with documents that leaves room for a pause, in times of the step's decodes
 MOST_WITHOUT = 4  # steps on end that leave documents out for prompts of chats; weighed with `plan_amid`
-HOST = 0.75  # of the requests with a seat, and of the host's that wait, are of one caller
 _ROUNDING_S = 1e-9  # slack is kept as an instant
 _AT_A_TIME = 32  # decodes, or prompts that wait, that are looked at
 
@@ -250,10 +248,7 @@ def visitors(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
     on a CPU +8 to +16 points, -0.5 to +0.4 % of the flood's tokens; else 0.
     """
     decodes, prompts, waiting, at = view.decodes, view.prompts, view.waiting, view.at
-    seated = Counter([running.request.caller for running in chain(decodes, prompts)])
-    host, num = max((seated + waiting.callers).items(), key=lambda counted: counted[1], default=("", 0))
-    is_host = seated[host] and num >= HOST * (num + seated.total() - seated[host])
-    if not is_host or not waiting.callers.keys() - {host}:
+    if (host := host_of(chain(decodes, prompts), waiting)) is None:
         return iter(())
     found = [each for each in waiting_in_order(view) if each[1].promise.is_rt and each[1].request.caller != host]
     tokens, together = sum(prompt.num_ahead for _, prompt in found), estimate_of(decodes, at)
@@ -266,8 +261,10 @@ def visitors(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
 def chats_amid(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
     """Yield the prompts of chats that a pause has time for. Many may wait, and each event asks: few are looked at."""
     line, now, most_s = view.waiting.line, view.at.now, view.at.times.most_s
-    waiting = islice(chain(line.urgent(now, most_s, is_rt=True), line.later(now, most_s, is_rt=True)), _AT_A_TIME)
-    for prompt in chain(view.prompts, (found for _, found in step.seatable(waiting))):
+    waiting = chain(line.urgent(now, most_s, is_rt=True), line.later(now, most_s, is_rt=True))
+    if view.host is not None:
+        waiting = (((Rank.RT,), each) for each in view.waiting.real_time if each.request.caller != view.host)
+    for prompt in chain(view.prompts, (found for _, found in step.seatable(islice(waiting, _AT_A_TIME)))):
         if not prompt.blocks and step.seating.pages.has_to_fetch(prompt):
             continue
         if step.estimate.with_chunk(prompt.num_ahead, prompt.num_held, prompt.num_remade) <= step.prompts_s:

@@ -74,6 +74,11 @@ class ArrivalForecast:
         """Return the callers whose chats may come, with the mean time of the caller's prompts alone."""
         return [(caller, mean_s) for caller, (mean_s, until) in self._firsts.items() if now < until]
 
+    @property
+    def has_several(self) -> bool:
+        """Return whether chats of several callers have come."""
+        return len(self._firsts) > 1
+
     def joined(self, tbt_s: float, now: float) -> None:
         """Count a real-time request that was handed on to this worker."""
         self._joined.append((now, self._slo_scale * tbt_s))

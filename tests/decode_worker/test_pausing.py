@@ -54,8 +54,9 @@ class KnownCost(OnlineCost):
     def learn(self, shape: object, seconds: float) -> None: ...
 
 
-def chat(name: str, tokens: int = 20, slo: Slo = SLO, max_tokens: int = 5) -> Request:
-    return replace(request(name, max_tokens=max_tokens), prompt=tuple(range(1, 1 + tokens)), stop_tokens=(), slo=slo)
+def chat(name: str, tokens: int = 20, slo: Slo = SLO, max_tokens: int = 5, caller: str = "") -> Request:
+    of = replace(request(name, max_tokens=max_tokens), prompt=tuple(range(1, 1 + tokens)), stop_tokens=(), slo=slo)
+    return replace(of, salt=caller)
 
 
 def document(name: str, tokens: int = 200) -> Request:
@@ -176,6 +177,80 @@ def test_a_step_that_has_nearly_ended_does_not_pause() -> None:
     bench.now += (1 - 1.5 / LAYERS) * bench.steps[0].predicted_s
     bench.comes(chat("a"))
     assert not bench.amid
+
+
+def flooded(prompts: int = 0, slo: Slo = SLO) -> Bench:
+    """Return a worker in a step with six chats of a host that decode, or with prompts of this many tokens; guests of
+    another caller have been here before."""
+    bench = Bench()
+    bench.comes(chat("before", caller="ann", max_tokens=1))
+    floods = [chat(f"b{number}", prompts or 4, slo, 50, "bob") for number in range(6)]
+    bench.comes(*floods)
+    bench.ends(bench.steps[0])
+    if not prompts:
+        bench.ends(bench.steps[1])
+    return bench
+
+
+@pytest.mark.parametrize("prompts", [0, 60])
+def test_a_guest_runs_in_a_pause_of_anothers_chats(prompts: int) -> None:
+    bench = flooded(prompts)
+    step = bench.steps[-1]
+    assert all(name.startswith("b") for name in names(step))
+    bench.comes(chat("host's", 4, caller="bob"))
+    assert not bench.amid, "the host's chats wait for the end of their own step"
+    bench.comes(chat("guest", 4, caller="ann"))
+    assert [names(amid) for amid in bench.amid] == [["guest"]]
+    bench.ends(bench.amid[0])
+    assert bench.said[-1] == "guest"
+    bench.ends(step)
+    assert "guest" in names(bench.steps[-1]), "and goes on beside the host's"
+
+
+def test_where_nobody_has_nearly_all_nobody_is_a_guest() -> None:
+    bench = Bench()
+    bench.comes(*(chat(f"{caller}{number}", 4, max_tokens=50, caller=caller) for number in "12" for caller in "abc"))
+    bench.ends(bench.steps[0])
+    bench.ends(bench.steps[1])
+    bench.comes(chat("guest", 4, caller="a"))
+    assert not bench.amid
+
+
+def test_a_guest_with_a_long_prompt_waits() -> None:
+    bench = flooded()
+    bench.comes(chat("long", 100, caller="ann"))
+    assert not bench.amid
+    bench.ends(bench.steps[-1])
+    assert "long" in names(bench.steps[-1])
+
+
+def test_guests_have_half_of_the_time_at_most() -> None:
+    bench = flooded(60)
+    step = bench.steps[-1]
+    for number in range(MOST_PAUSES):
+        bench.comes(chat(f"guest{number}", 40, caller="ann"))
+        for amid in bench.amid[number:]:
+            bench.ends(amid)
+    assert 1 <= len(bench.amid) < MOST_PAUSES
+    assert sum(amid.predicted_s for amid in bench.amid) <= step.predicted_s
+
+
+@pytest.mark.parametrize(("ttft_s", "pauses"), [(2.0, True), (0.43, False)])
+def test_a_pause_leaves_the_first_tokens_of_the_step_in_time(ttft_s: float, pauses: bool) -> None:
+    bench = flooded(60, slo=replace(SLO, ttft_s=ttft_s))
+    bench.comes(chat("guest", 40, caller="ann"))
+    assert bool(bench.amid) is pauses
+
+
+def test_a_chat_gets_a_pause_where_documents_have_all_seats() -> None:
+    bench = Bench()
+    bench.comes(*(document(f"d{number}", 20) for number in range(LIMITS.max_batch)))
+    bench.ends(bench.steps[0])
+    while bench.core.here.prompts:
+        bench.ends(bench.steps[-1])
+    assert bench.core.here.num_seated == LIMITS.max_batch
+    bench.comes(chat("a", 4))
+    assert [names(amid) for amid in bench.amid] == [["a"]]
 
 
 def test_a_step_with_a_chats_prompt_does_not_pause() -> None:

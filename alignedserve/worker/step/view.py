@@ -9,6 +9,7 @@ PlannedStep  the answer: what runs, which prompts get a seat, which requests los
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from alignedserve.worker.step.ranks import DecodeOrder  # which knows a step's context
 
 USUAL = 0.75  # of the bound: the predicted time of a step
+HOST = 0.75  # of the requests with a seat, and of the host's that wait, are of one caller
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
@@ -81,6 +83,7 @@ class StepView(NamedTuple):
     here: Sequence[WorkerRequest] = ()  # all requests with memory on a decode worker, able to run or not
     ran: RanStep = RanStep()
     order: DecodeOrder | None = None  # of decodes, kept between steps; None: made again
+    host: str | None = None  # in a pause for guests alone: the caller whose prompts do not run in it
 
 
 class StepAhead(NamedTuple):
@@ -111,6 +114,16 @@ class PlannedStep:
     @property
     def is_empty(self) -> bool:
         return not (self.decodes or self.chunks or self.admitted)
+
+
+def host_of(seated: Iterable[WorkerRequest], waiting: WaitingPrompts) -> str | None:
+    """Return the caller, the host, of nearly all requests with a seat and of many that wait; None where there is none,
+    or no chat of another caller, a guest, waits."""
+    with_seat = Counter([running.request.caller for running in seated])
+    host, num = max((with_seat + waiting.callers).items(), key=lambda counted: counted[1], default=("", 0))
+    if not with_seat[host] or num < HOST * (with_seat.total() + waiting.callers[host]):
+        return None
+    return host if waiting.callers.keys() - {host} else None
 
 
 def estimate_of(decodes: Iterable[WorkerRequest], at: StepContext) -> StepEstimate:
