@@ -183,6 +183,8 @@ class Admission:
         self._open_by = {service: Counter[str]() for service in ServiceClass}  # caller -> its open requests,
         self._queued_by = {service: Counter[str]() for service in ServiceClass}  # ... those that have not begun,
         self._tokens_by = {service: Counter[str]() for service in ServiceClass}  # ... and the tokens of their prompts
+        self._begun: dict[str, tuple[str, int]] = {}  # open chats that have begun: the caller, tokens of the prompt
+        self._begun_by = Counter[str]()  # caller -> the tokens of these prompts
         self._weights: dict[str, int] = {}  # of callers that have open requests
         self._calm_at = 0.0  # when a real-time request last found next to no work, or nobody came for long
         self._asked_at = -inf  # when the last real-time request came
@@ -231,6 +233,9 @@ class Admission:
             self._tokens_queued[queued.service] -= len(queued.prompt)
             _take(self._queued_by[queued.service], queued.caller, 1)
             _take(self._tokens_by[queued.service], queued.caller, len(queued.prompt))
+            if queued.service is ServiceClass.RT:
+                self._begun[request] = queued.caller, len(queued.prompt)
+                self._begun_by[queued.caller] += len(queued.prompt)
 
     def ended(self, now: float) -> None:
         """Note that a request has the whole output. The router closes the request next."""
@@ -239,6 +244,8 @@ class Admission:
     def closed(self, request: Request) -> None:
         """Forget the request after any end."""
         self.began(request.id)
+        if (begun := self._begun.pop(request.id, None)) is not None:
+            _take(self._begun_by, *begun)
         if self._holdings.remove(request.id) is not None:
             _take(self._open_by[request.service], request.caller, 1)
             if not any(request.caller in open_by for open_by in self._open_by.values()):
@@ -267,21 +274,28 @@ class Admission:
         """Predict the seconds until the request's first token, after the requests of `before`, which come again
         earlier."""
         returning_s = before.tokens * ahead.token_s / ahead.num_workers
-        return ahead.prompts_s * self._part_before(request) + returning_s + ahead.prompt_s
+        return ahead.prompts_s * self._part_before(request, ahead) + returning_s + ahead.prompt_s
 
-    def _part_before(self, request: Request) -> float:
-        """Return the part of the waiting prompts that runs before the prompt of a new chat.
+    def _part_before(self, request: Request, ahead: WorkAhead) -> float:
+        """Return the part of the prompts on the worker that runs before the prompt of a new chat.
 
         Workers give each caller a part of a step by its weight (caller_shares.py). So until the chat's prompt is
         through, no other caller of this weight has more of its own computed than the chat's caller, this prompt
-        included."""
-        tokens, weights = self._tokens_by[ServiceClass.RT], self._weights
-        if (len(tokens) < 2 and request.caller in tokens) or request.service is not ServiceClass.RT:
+        included. That holds for prompts that have begun, too. How much is left of these is what the worker's prompts
+        take beyond those that wait, divided as the prompts that have begun were long: for example, of 2,000 tokens a
+        caller with 6,000 tokens of prompts that have begun has 1,500, and a caller with 2,000 has 500."""
+        caller, weights, waiting = request.caller, self._weights, self._tokens_by[ServiceClass.RT]
+        if request.service is not ServiceClass.RT or self._open_by[ServiceClass.RT].keys() <= {caller}:
             return 1.0
-        each = (tokens[request.caller] + len(request.prompt)) / request.weight
-        all_tokens = tokens.total()
-        before = sum(min(of_one, each * weights[caller]) for caller, of_one in tokens.items())
-        return before / all_tokens if all_tokens else 1.0
+        tokens, begun = dict[str, float](waiting), self._begun_by.total()
+        if begun and ahead.token_s:
+            token_s = ahead.token_s * max(1.0, ahead.loaded_s / ahead.prompt_s if ahead.prompt_s else 1.0)
+            left = ahead.prompts_s * ahead.num_workers / token_s - waiting.total()
+            for name, size in self._begun_by.items():
+                tokens[name] = tokens.get(name, 0.0) + size * min(1.0, max(0.0, left / begun))
+        each = (waiting[caller] + len(request.prompt)) / request.weight
+        before = sum(size if of == caller else min(size, each * weights[of]) for of, size in tokens.items())
+        return before / all_tokens if (all_tokens := sum(tokens.values())) else 1.0
 
     def _is_within(self, wanted: float, capacity: float, request: Request, others: Iterable[str]) -> bool:
         """Return whether the request's caller stays within its part: what others have beyond theirs gives way then."""
@@ -357,7 +371,7 @@ class Admission:
         wait_s = self.first_token_s(request, ahead) - alone_s
         usual_s = max(ttft_s, alone_s)
         left_s = ttft_s - alone_s if alone_s < ttft_s else usual_s
-        is_calm = wait_s <= _CALM * left_s and self._part_before(request) == 1.0
+        is_calm = ahead.prompts_s <= _CALM * left_s  # for all callers, not for this one alone
         if now - self._asked_at > _OVERLOAD_S or is_calm:
             self._calm_at = now
         self._asked_at = now

@@ -370,6 +370,29 @@ class TestCallers:
         take_in(found, *(self.of("bob", rt(f"bob-{at}")) for at in range(40)))
         assert found.first_token_s(self.of("bob", rt("chat")), ahead) == pytest.approx(4.1)
 
+    def test_a_chat_waits_for_no_more_of_prompts_that_have_begun(self) -> None:
+        """All of ann's flood has begun, so nothing waits: 4 s of its prompts are left on the worker."""
+        found, ahead = self.flooded(), WorkAhead(prompts_s=4.0, prompt_s=0.1, token_s=1e-3, loaded_s=0.1)
+        for at in range(40):
+            found.began(f"ann-{at}")
+        assert refused(found, self.of("ann", rt("more")), ahead).reason is Rejection.LATE
+        assert found.refusal(self.of("bob", rt("chat")), ahead, NOW) is None
+        assert found.first_token_s(self.of("bob", rt("chat")), ahead) == pytest.approx(0.2)
+        take_in(found, *(self.of("bob", rt(f"bob-{at}")) for at in range(40)))
+        for at in range(40):
+            found.began(f"bob-{at}")
+        assert found.first_token_s(self.of("bob", rt("chat")), ahead) == pytest.approx(0.1 + 2.0 + 0.1)
+        for at in range(40):
+            found.closed(self.of("ann", rt(f"ann-{at}")))
+        assert found.first_token_s(self.of("bob", rt("chat")), ahead) == pytest.approx(4.1)
+
+    def test_a_wait_that_is_short_by_a_callers_part_alone_makes_no_queue_calm(self) -> None:
+        found, ahead = self.flooded(), WorkAhead(prompts_s=4.0, prompt_s=0.1)
+        for at in range(10):
+            assert found.refusal(self.of("bob", rt(f"bob-{at}")), ahead, NOW + at) is None
+        less = WorkAhead(prompts_s=0.9, prompt_s=0.1)
+        assert refused(found, self.of("ann", rt("more")), less).reason is Rejection.LATE
+
     def test_a_full_queue_has_a_place_for_who_has_none(self) -> None:
         found = self.flooded(50)
         assert refused(found, self.of("ann", rt("more"))).reason is Rejection.QUEUED
