@@ -150,15 +150,23 @@ async def ask(url: str, prompt: list[int] | str, max_tokens: int) -> Answer:
 
 
 def player_of(
-    url: str, workload: str, wording: AnyWording, seed: int = 0, api_key: str | None = None
+    url: str,
+    workload: str,
+    wording: AnyWording,
+    seed: int = 0,
+    api_key: str | None = None,
+    silence_s: float = _PATIENCE_S,
 ) -> tuple[Player, LoadTest]:
-    """Return a load test of the workload that is written so, and what plays it."""
+    """Return a load test of the workload that is written so, and what plays it. It hangs up on an answer that is
+    silent for so long."""
     test = LoadTest(Load(read_workload(workload), ["bench"], seed), wording, Dialect(NAME))
-    return Player(test, Address.parse(f"{url}/v1", api_key), _PATIENCE_S, lambda *_: None), test
+    return Player(test, Address.parse(f"{url}/v1", api_key), silence_s, lambda *_: None), test
 
 
-def played(url: str, workload: str, wording: AnyWording, api_key: str | None = None) -> RunRecord:
-    player, test = player_of(url, workload, wording, api_key=api_key)
+def played(
+    url: str, workload: str, wording: AnyWording, api_key: str | None = None, silence_s: float = _PATIENCE_S
+) -> RunRecord:
+    player, test = player_of(url, workload, wording, api_key=api_key, silence_s=silence_s)
     asyncio.run(player.play())
     return test.record()
 
