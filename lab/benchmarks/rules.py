@@ -12,6 +12,8 @@ a CPU with promises of 0.3 s and 60 ms, to 4 chats a second and to one in 2 s.
     documents  at 0.7 times the capacity, beside 32 documents of 1,600 tokens in flight
     lots       at the capacity, beside lots of 32 shorter documents
     flood      short chats of one key, one in 2 s, with a promise of 0.2 s; beside another key's 64 chats in flight
+    scarce     a CPU whose memory is too little for the answers of its chats and documents
+    choices    8 answers to each prompt of 1,000 tokens (`n`), beside documents as above
 
 A line says the share of chats that keep all promises, or the tokens of documents in a second while chats come: without
 the rule (`value`), with it (`baseline`), and by seed what the rule brings, in points or percent. In a flood the chats
@@ -42,7 +44,10 @@ from alignedserve.loads.figures.request_figures import attains, requests_of_clas
 from alignedserve.schedulers import aligned
 from alignedserve.schedulers.near_lengths import NearLengths
 from alignedserve.schedulers.scheduler import Scheduler
+from alignedserve.scheduling import dues
+from alignedserve.scheduling.levels import Level
 from alignedserve.worker.pace import ArrivalForecast
+from alignedserve.worker.step.device_pages import NextPages
 from alignedserve.worker.step.seating import RecentNeed
 from alignedserve.worker.step.view import StepContext
 
@@ -84,6 +89,9 @@ RULES: Mapping[str, SchedulingRule] = {
     "another key": SchedulingRule(always(inf), ((aligned, "unnoticed_s"),)),
     "visitors": SchedulingRule(always(()), ((aligned, "visitors"),)),
     "factor of four": SchedulingRule(lambda _real: one_pivot, ((aligned, "prompt_budget"),)),
+    "late decay": SchedulingRule(always(False), ((dues, "decays"),)),
+    "pages waited for": SchedulingRule(always(False), ((NextPages, "holds_up"),)),
+    "ageing": SchedulingRule(always(0), ((Level, "num_ages"),)),
     "caution": SchedulingRule(lambda _real: lambda _self, bound_s, *_: bound_s, ((StepContext, "careful_s"),)),
 }
 
@@ -108,6 +116,7 @@ GUESTS = {
 }
 FLOOD = "flood"
 FLOODED = {"name": FLOOD, "caller": "bob", "arrivals": "closed", "in_flight": 64, "replace": True}
+CHOICES = 8  # answers to each prompt, of 1,000 tokens
 SECONDS = 20
 WORTH = {"chats in time, points": 0.5, "documents, %": 1.0}  # at least, for a rule to stay
 CLUSTERS = {"2xcolocated": 1.0, "1+1": ONE_PLUS_ONE}
@@ -192,7 +201,25 @@ def mixes(folder: Path) -> dict[str, dict[str, SimulationTrial]]:
         on_gpu = replace(next(iter(chosen.values())).trial(1.0, where), workload=path, rate=None)
         found.setdefault("flood", {})[where] = on_gpu
         found.setdefault("flood on a CPU", {})[where] = replace(found["tight"][where], workload=path)
+    longer = {**DOCUMENTS, "prompt": "256-512", "output": "512-1024", "in_flight": 64}
+    trace = folder / "choices.jsonl"
+    trace.write_text("".join(_choices(SECONDS)), encoding="utf-8")
+    streams: dict[str, tuple[int, list[dict[str, Any]]]] = {
+        "scarce": (2 * SECONDS, [{**tight, "output": "64-256", "rate": 2.0}, longer]),
+        "choices": (SECONDS, [{"name": "chats", "kind": "trace", "path": str(trace)}, DOCUMENTS]),
+    }
+    for mix, (seconds, each) in streams.items():
+        path = save_load(folder / f"{mix}.yaml", seconds, *each)
+        for where, trial in found["flood" if mix == "choices" else "tight"].items():
+            found.setdefault(mix, {})[where] = replace(trial, workload=path)
     return found
+
+
+def _choices(seconds: int) -> Iterator[str]:
+    """Yield the lines of a trace with a prompt in each second, which is asked for several answers."""
+    for at in range(seconds):
+        row = {"timestamp": 1000 * at, "input_length": 1000, "output_length": 100, "hash_ids": [2 * at, 2 * at + 1]}
+        yield from CHOICES * [json.dumps(row) + "\n"]
 
 
 def weigh(mix: str, trials: Sequence[SimulationTrial], rules: Sequence[str]) -> set[str]:
