@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import Due, Entry, PreemptionCause, ServiceClass, Slo, StepResult, WorkerLimits
+from alignedserve.core import Due, Entry, PreemptionCause, Sampling, ServiceClass, Slo, StepResult, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.explain.decisions import Kind
 from alignedserve.lab.fuzzing.worker_views import num_preemptions
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, KvReceived, MemberJoined, MemberLost, StepDone
@@ -17,8 +19,10 @@ from alignedserve.protocol.figures import ByClass, Preempted
 from alignedserve.protocol.messages import (
     ROUTER,
     AskBatch,
+    AskDecisions,
     Batch,
     Cancel,
+    Decisions,
     Decline,
     Figures,
     Holding,
@@ -264,6 +268,31 @@ class TestFailures:
         assert (worker.held["requests"], worker.held["blocks"]) == (0, 2)
         received(worker)
         assert worker.held == NOTHING_HELD
+
+    def test_cancelled_and_received_it_is_not_kept(self, worker: DecodeCore) -> None:
+        """What was compiled for it is let go with it."""
+        sampling = Sampling(temperature=0.5)
+        kept = weakref.ref(sampling)
+        offered(worker, entry(replace(IN_A.request, sampling=sampling), ()))
+        del sampling
+        worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
+        assert kept() is not None
+        received(worker)
+        assert kept() is None
+
+
+@pytest.mark.parametrize(("source", "waited_s"), [("pool-0", 3.0), ("prefill-0", 0.0)])
+def test_the_story_of_a_request_says_how_long_it_waited_in_the_pool(
+    worker: DecodeCore, source: str, waited_s: float
+) -> None:
+    """Before an offer it waited elsewhere, where that is told."""
+    arrived = replace(IN_A.request, arrival_at=2.0)
+    comes = Offer(entry(arrived, ())) if source == "prefill-0" else Batch((entry(arrived, (5,)),))
+    worker.handle(said(source, comes), 5.0)
+    (told,) = sent(worker.handle(said("gateway-0", AskDecisions(1, "a"), 1), 5.0), "gateway-0")
+    assert isinstance(told, Decisions)
+    seconds = {decision.kind: decision.seconds for decision in told.findings.decisions}
+    assert seconds[Kind.CANDIDATE] == waited_s
 
 
 class TestWhoCannotWait:

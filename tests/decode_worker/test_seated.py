@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -18,10 +18,11 @@ from alignedserve.schedulers.scheduler import NO_LIMIT
 from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import Late, Rank, Standing, StepTimes, in_order
-from alignedserve.worker.step.ranks import DecodeOrder
+from alignedserve.worker.step.ranks import DecodeOrder, RankedRequests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import StepContext, StepView
 from alignedserve.worker.step.waiting_prompts import Ranked, WaitingPrompts
+from tests.calls import calls_of
 from tests.conftest import examples
 from tests.worker.step.test_selection import NOW, chat, document, moment, seating
 
@@ -127,6 +128,75 @@ class Kept(RuleBasedStateMachine):
 
 TestKept = Kept.TestCase
 TestKept.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.parametrize("late", Late)
+@pytest.mark.parametrize("left_s", [-0.5, 0.01, 0.8])
+@pytest.mark.parametrize(
+    "of",
+    [lambda left_s: chat("decode", left_s, output=3), lambda left_s: document("decode", output=3, jct_s=1000 * left_s)],
+)
+def test_a_decode_has_the_key_with_which_it_is_merged_with_others(
+    of: Callable[[float], WorkerRequest], left_s: float, late: Late
+) -> None:
+    """Decodes are kept in order; prompts that are seated, or wait, are put among them by these keys."""
+    at, decode = moment(Policy(late=late)), of(left_s)
+    [[anew_at, _]] = RankedRequests([decode], at)
+    order = DecodeOrder(at.policy)
+    order.refresh([decode], NO_LIMIT, NOW, at.times)
+    [[kept_at, _]] = RankedRequests([], at, order)
+    assert kept_at == pytest.approx(anew_at)
+
+
+def test_a_decode_that_ran_stands_once_among_the_urgent_ones() -> None:
+    """The place before is swept out later, where it is not at the front."""
+    order, decodes = DecodeOrder(Policy()), [chat(f"c{number}", number / 1000, output=3) for number in range(1, 6)]
+    order.refresh(decodes, NO_LIMIT, NOW, TIMES[0])
+    order.note_run(decodes[1:2])
+    decodes[1].output.append(7)
+    decodes[1].prefix += 1
+    decodes[1].promise.emitted(NOW, len(decodes[1].output))
+    order.refresh(decodes, NO_LIMIT, NOW, TIMES[0])
+    urgent = [running for _, running in order.urgent(NOW, TIMES[0].most_s, is_rt=True)]
+    assert urgent == [decodes[0], *decodes[2:]]
+
+
+def test_decodes_that_join_together_stand_in_order_among_those_that_are_here() -> None:
+    order, here = DecodeOrder(Policy()), chat("here", 0.5, output=3)
+    joined = [chat(f"c{left_s}", left_s, output=3) for left_s in (0.9, 0.1, 0.4)]
+    order.refresh([here], NO_LIMIT, NOW, TIMES[0])
+    order.refresh([here, *joined], NO_LIMIT, NOW, TIMES[0])
+    assert order.real_time() == [joined[1], joined[2], here, joined[0]]
+
+
+def test_of_decodes_that_are_due_together_few_are_looked_at() -> None:
+    """Function calls are counted: the first of them bind the step as all do."""
+    at = StepContext(NOW, COST, TIMES[0], 2048, 16, 256, Policy(), 256)
+
+    def calls(number: int) -> int:
+        order, decodes = DecodeOrder(at.policy), [chat(f"c{each}", 0.5, output=3) for each in range(number)]
+        order.refresh(decodes, NO_LIMIT, NOW, at.times)
+        view = StepView(decodes, (), WaitingPrompts(at.policy), at, seating(0, at))
+        return calls_of(lambda: step_bounds(view, order))
+
+    assert calls(1000) < 2 * calls(100)
+
+
+def test_a_document_that_waits_for_its_next_step_rises_though_nothing_happens_to_it() -> None:
+    policy, later = Policy(age_s=0.5), NOW + 0.6
+    order, long, short = DecodeOrder(policy), document("long", output=3), document("short", output=3)
+    for running, length in ((long, 100), (short, 10)):
+        running.promise = promise(running.request, policy, 3)
+        running.expect(Estimate(length, length), policy, NOW)
+
+    def documents(now: float) -> list[WorkerRequest]:
+        order.refresh([long, short], NO_LIMIT, now, TIMES[0])
+        return [running for _, running in order.later(now, TIMES[0].most_s, is_rt=False)]
+
+    assert documents(NOW) == [short, long]
+    order.note_run([short])
+    short.promise.emitted(later, 4)
+    assert documents(later) == [long, short]
 
 
 def test_a_step_goes_by_the_tightest_of_those_that_were_late_whoever_has_left() -> None:

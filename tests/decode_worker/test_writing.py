@@ -337,18 +337,28 @@ class TestAnswers:
         assert worker.heard(Release) == [Release("short", 0)]
         worker.until(CopyOut)  # the copy of the other request: there is no request left that could be late
 
-    def of_two(self, num_blocks: int, copy_token_s: float = 0.0) -> Engine:
-        """Return an engine with two requests, one of which ends before the other."""
-        short = replace(B, id="short", max_tokens=8)
-        tight = replace(LIMITS, num_blocks=num_blocks)
+    def test_of_those_that_end_together_as_many_as_leave_the_others_in_time(self) -> None:
+        """The copies come one after the other, and the next step after both."""
+        worker = self.of_two(num_blocks=14, copy_token_s=A.slo.tbt_s / PAGE / 1.5, shorts=2)
+        while not worker.heard(Release):
+            worker.works()
+        assert worker.heard(Release) == [Release("short1", 0)]
+        assert sum(isinstance(work, CopyOut) for work in worker.work) == 1
+
+    def of_two(self, num_blocks: int, copy_token_s: float = 0.0, shorts: int = 1) -> Engine:
+        """Return an engine with a request, and one or `shorts` that end before it."""
+        short = [replace(B, id="short" if not number else f"short{number}", max_tokens=8) for number in range(shorts)]
+        tight = replace(LIMITS, num_blocks=num_blocks, max_batch=1 + shorts)
         setup = WorkerSetup(tight, Policy(room=Room.WHOLE), copying=CopyCost(copy_token_s), root=ROOT)
         worker = Engine(decode_core(setup))
         worker.hears(MemberJoined(POOL_MEMBER))
-        worker.hears(said("pool-0", Batch((entry(A, 1, 2), entry(short, 3, 4)))))
+        pages = ((2 * number + 3, 2 * number + 4) for number in range(shorts))
+        joining = [entry(each, *its) for each, its in zip(short, pages, strict=True)]
+        worker.hears(said("pool-0", Batch((entry(A, 1, 2), *joining))))
         while not (asked := worker.heard(AskPages)):
             worker.works()
         assert isinstance(asked[0], AskPages)
-        worker.hears(said("pool-0", LeasePages((20,), asked[0].number)))
+        worker.hears(said("pool-0", LeasePages((20, 21)[:shorts], asked[0].number)))
         return worker
 
     def test_are_kept_from_the_last_full_page_of_a_copy_that_the_pool_was_given_later(self) -> None:
@@ -429,6 +439,17 @@ class TestPagesAtHand:
         ] == again
         worker.hears(said("pool-0", LeasePages((9,), 2)))
         assert worker.core.leased_pages == (), "the answer to another ask"
+
+    @pytest.mark.parametrize(("look_ahead", "num_tokens"), [(0, 15), (1, 14)])
+    def test_one_is_asked_for_before_the_step_that_fills_it(self, look_ahead: int, num_tokens: int) -> None:
+        """Where the step after the running one is planned too, its token is on the way as well."""
+        setup = WorkerSetup(ROOMY, Policy(room=Room.WHOLE), root=ROOT, look_ahead=look_ahead)
+        worker = Engine(decode_core(setup))
+        worker.hears(MemberJoined(POOL_MEMBER))
+        worker.hears(said("pool-0", Batch((entry(A, 1, 2),))))
+        while not worker.heard(AskPages):
+            worker.works()
+        assert worker.core.here.residents["a"].prefix == num_tokens
 
     def test_no_more_are_asked_for_than_the_pool_had(self) -> None:
         worker = engine(GROWING, pages=())

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import Request
+from alignedserve.core import Request, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.lab.fuzzing.worker_views import num_evictions
-from alignedserve.protocol.commands import Command, CopyOut, RunStep
+from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep
 from alignedserve.protocol.events import CopiedOut, MemberJoined, MemberLost
 from alignedserve.protocol.messages import ROUTER, AskPages, Batch, Cancel, Commit, Keep, LeasePages
 from alignedserve.scheduling.policy import Policy
@@ -26,12 +26,17 @@ class Worker(Engine):
     """A worker where A and B decode, whose asks for pages are answered. Copies beside steps wait in `aside`."""
 
     def __init__(
-        self, *joining: Request, copies_beside: bool = True, reuse: bool = True, pages: Sequence[int] = range(20, 40)
+        self,
+        *joining: Request,
+        copies_beside: bool = True,
+        reuse: bool = True,
+        pages: Sequence[int] = range(20, 40),
+        limits: WorkerLimits = ROOMY,
     ) -> None:
         """`pages` are those of the pool that are free."""
         self.aside, self.ahead, self._pages = list[CopyOut](), list[CopyOut](), pages
         policy = Policy(reuse=reuse)
-        super().__init__(decode_core(WorkerSetup(ROOMY, policy, root=ROOT, copies_beside=copies_beside)))
+        super().__init__(decode_core(WorkerSetup(limits, policy, root=ROOT, copies_beside=copies_beside)))
         self.hears(MemberJoined(POOL_MEMBER))
         self.hears(said("pool-0", Batch(tuple(entry(one, 2 * n + 1, 2 * n + 2) for n, one in enumerate(joining)))))
 
@@ -139,6 +144,17 @@ def test_who_leaves_with_a_single_page_at_hand_goes_on_from_that() -> None:
     while not worker.heard(Keep):
         worker.works()
     assert num_evictions(worker.core) == 0, "the rest is recomputed"
+
+
+def test_who_leaves_twice_with_no_page_at_hand_begins_each_time_with_what_the_pool_keeps() -> None:
+    """Where nothing is reused, no page of the device says that there is more to find than before."""
+    limits = replace(ROOMY, num_blocks=16, max_batch=4)
+    three = [replace(A, id=name, max_tokens=36) for name in "abc"]
+    worker, copies = Worker(*three, copies_beside=False, reuse=False, pages=(), limits=limits), list[tuple[int, ...]]()
+    while worker.work:
+        copies += [copy.pages for copy in worker.work[:1] if isinstance(copy, CopyIn)]
+        worker.works()
+    assert copies == [(1, 2), (3, 4), (5, 6), (3,), (5,), (5,)]
 
 
 @pytest.mark.parametrize("prompt", [9, 14])  # with the second a page is full when memory gets short

@@ -14,6 +14,19 @@ EQUIVALENT: dict[str, str] = {
     "alignedserve/schedulers/best_fit.py | _add_window | constant +1 | 1": (
         "`most` returns 0 for a number of tokens above 0 exactly where the next token finds no memory, for any number"
     ),
+    "alignedserve/schedulers/aligned.py | _decodes_bound_s | Lt to LtE | promise.next_due_at - now < bound": (
+        "a decode that is due just where the bound ends leaves that time or sets no bound: the bound stays"
+    ),
+    "alignedserve/worker/pool.py | Copy | constant -1 | 0": "each copy whose tokens are counted is given their number",
+    "alignedserve/worker/reporting.py | some_of | LtE to Lt | last <= most": (
+        "of just as many numbers as a message may have, each is taken either way"
+    ),
+    "alignedserve/worker/step/waiting_prompts.py | - | constant +1 | 64": (
+        "entries that count no more are passed over until they are swept out, which may be one entry later"
+    ),
+    "decode_worker/running.py | StepEnd.__init__ | statement left out | self._num_alike = 0": (
+        "a step has parts, so none is like the empty one before the first charges, which set it"
+    ),
     "alignedserve/worker/step/ranks.py | DecodeOrder.refresh | break to continue | break": (
         "the list is sorted: behind the first decode with slack all have slack, and each is passed over"
     ),

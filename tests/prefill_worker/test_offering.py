@@ -200,6 +200,23 @@ class TestFailures:
         commands = worker.handle(said("decode-0", Decline("a", 0, is_failed=True)), 0.0)
         assert [message.lost for message in sent(commands, ROUTER) if isinstance(message, Progress)] == [(("a", 0),)]
 
+    def test_what_was_sent_a_thousand_requests_ago_came(self, worker: PrefillCore) -> None:
+        """A worker may send requests for months, and does not remember each of them."""
+        for number in range(1, 1002):
+            name = f"r{number}"
+            worker.handle(said(ROUTER, Prefill(request(name), "decode-0")), 0.0)
+            worker.handle(StepDone(StepResult(number, ((name, 7),))), 0.0)
+            worker.handle(said("decode-0", Pull(number, name, 0)), 0.0)
+            worker.handle(KvSent(number, "decode-0.1", ok=True), 0.0)
+
+        def lost(name: str) -> list[Message]:
+            commands = worker.handle(said("decode-0", Decline(name, 0, is_failed=True)), 0.0)
+            return [message for message in sent(commands, ROUTER) if isinstance(message, Progress) and message.lost]
+
+        assert not lost("r1")
+        assert lost("r2")
+        assert lost("r1001")
+
     def test_the_decode_worker_is_lost(self, worker: PrefillCore) -> None:
         through(worker)
         commands = worker.handle(MemberLost(DECODE), 0.0)

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import Estimate, Sampling, StepResult
+from alignedserve.core import Estimate, Sampling, ServiceClass, StepResult
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.explain.decisions import Kind
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, PrepareSyntax, RunStep, Send
-from alignedserve.protocol.events import MemberJoined, StepDone, SyntaxReady
+from alignedserve.protocol.events import MemberJoined, MemberLost, StepDone, SyntaxReady, TimerFired
 from alignedserve.protocol.messages import (
     ROUTER,
     AskDecisions,
@@ -25,7 +25,11 @@ from alignedserve.protocol.messages import (
     Holding,
     Inquire,
     Prefill,
+    Prefix,
+    Progress,
 )
+from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
+from alignedserve.worker.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, request, said
 from tests.worker.cores import MakeCore
@@ -107,6 +111,25 @@ class TestSyntaxes:
             worker.handle(said(ROUTER, Prefill(replace(FORMED, attempt=attempt))), 0.0)
         assert runs(worker.handle(SyntaxReady("formed", 0), 0.0)) == []
         assert runs(worker.handle(SyntaxReady("formed", 1), 0.0)) == [["formed"]]
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_chat_that_goes_on_without_the_pools_answer_takes_its_seat_at_once(is_lost: bool) -> None:
+    """Memory for the document that waits already is lacking, and the chat needs less."""
+    policy = Policy(SchedulerName.ROUND_ROBIN, Chunking.FIXED, Room.GROWING)
+    worker = decode_core(WorkerSetup(replace(LIMITS, max_batch=4), policy))
+    for member in (ROUTER_MEMBER, POOL_MEMBER):
+        worker.handle(MemberJoined(member), 0.0)
+    asked = {"runs": range(8), "large": range(100, 130), "chat": range(200, 209)}
+    for name, prompt in asked.items():
+        service = ServiceClass.RT if name == "chat" else ServiceClass.BE
+        worker.handle(said(ROUTER, Prefill(replace(request(name), prompt=tuple(prompt), service=service))), 0.0)
+        if name == "large":
+            worker.handle(said("pool-0", Prefix(name, 0, ())), 0.0)
+    goes_on = [(MemberLost(POOL_MEMBER), 0.0)] if is_lost else [(TimerFired("refresh"), n * REFRESH_S) for n in (1, 2)]
+    told = [command for event, now in goes_on for command in worker.handle(event, now)]
+    progress = [send.message for send in told if isinstance(send, Send) and isinstance(send.message, Progress)]
+    assert [each.joined for each in progress] == [(("chat", 0),)]
 
 
 def test_a_request_joins_when_its_syntax_is_compiled() -> None:

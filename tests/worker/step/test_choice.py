@@ -11,12 +11,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from alignedserve.core import Chunk, KvForm
+from alignedserve.core import NO_KV, Chunk, KvForm
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape
 from alignedserve.schedulers.best_fit import Left, Window, windows
 from alignedserve.scheduling.policy import Cache, Chunking, Policy, Room, SchedulerName
 from alignedserve.scheduling.slo import Late, StepTimes
-from alignedserve.worker.step.blocks import Blocks
+from alignedserve.worker.step.blocks import Blocks, NamedBlocks
+from alignedserve.worker.step.device_pages import DevicePages
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import Seating
 from alignedserve.worker.step.view import PlannedStep
@@ -241,6 +242,11 @@ class TestTheNearest:
         found = select([], [], prompts, moment(BEST_FIT), 5)
         assert ran(found) == [("near", 30)]
 
+    def test_a_prompt_that_is_too_long_for_the_tokens_left_is_overtaken_by_one_of_a_later_window(self) -> None:
+        prompts = [chat("a", 0.8, 100), chat("b", 0.9, 150), chat("later", 2.5, 40)]
+        policy = replace(BEST_FIT, chunking=Chunking.NONE)
+        assert ran(select([], [], prompts, moment(policy, room=200), 100)) == [("b", 150), ("later", 40)]
+
     def test_memory_chunk_by_chunk_cuts_a_prompt(self) -> None:
         prompts = [chat("large", 0.8, 300)]
         assert ran(select([], [], prompts, moment(Policy(room=Room.CHUNKS)), 5)) == [("large", 5 * BLOCK)]
@@ -254,6 +260,24 @@ class TestTheNearest:
     def test_windows_are_of_one_priority(self) -> None:
         a, b, c = chat("a", 1.0), chat("b", 1.0), chat("c", 1.0)
         assert [*windows([((0, 0.1), a), ((0, 0.8), b), ((1, 0.1), c)], 0.75)] == [[a, b], [c]]
+
+
+def test_a_prompt_fetches_what_the_pool_has_though_the_step_has_no_time_for_its_tokens() -> None:
+    """Only what is computed takes time of the step, and the copy is made by the next one."""
+    at, blocks, fetched = moment(), NamedBlocks(100), document("fetched", 64)
+    pages = DevicePages(blocks, BLOCK, BLOCK, lambda _prompt, _tokens: ())
+    fetched.kv, fetched.known, waiting = NO_KV, (5, 6), WaitingPrompts(at.policy, pages)
+    waiting.add(fetched)
+    room = Seating(blocks, 100, BLOCK, 10, False, lambda running: running.num_tokens, pages)
+    found = choose([chat("a", 0.0111, output=3)], [], waiting, at, room)
+    assert ran(found) == [("a", 1)]
+    assert found.admitted == [fetched]
+
+
+def test_accelgen_runs_as_many_prompt_tokens_as_the_tightest_promise_allows() -> None:
+    """A step of all 512 takes 62 ms of the second that the chat leaves."""
+    decodes, prompts = [chat("a", 0.9, output=3)], [document("d", prompt=400)]
+    assert ran(select(decodes, prompts, [], moment(Policy(SchedulerName.ACCELGEN)))) == [("a", 1), ("d", 400)]
 
 
 class TestLongPrompts:

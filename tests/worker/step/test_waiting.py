@@ -12,12 +12,13 @@ from alignedserve.core import KEY_SALT_SIZE, NO_KV, ServiceClass
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.dues import TokenPromise, Yielding, promise
 from alignedserve.scheduling.policy import Policy, SchedulerName
-from alignedserve.scheduling.slo import Late
+from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.blocks import NamedBlocks
 from alignedserve.worker.step.device_pages import DevicePages
 from alignedserve.worker.step.ranks import RankedRequests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
+from tests.calls import calls_of
 from tests.samples import request
 from tests.worker.step.test_selection import NOW, TIMES, chat, document, moment, waits
 
@@ -37,6 +38,16 @@ def test_a_document_that_lost_its_seat_comes_first_where_it_gets_the_next_one(
     waiting = WaitingPrompts(policy)
     waiting.add_first(WorkerRequest(asked, promise(asked, policy, len(output)), output))
     assert waiting.come_first is comes_first
+
+
+@pytest.mark.parametrize("of", [lambda name: chat(name, 0.8), document])
+def test_a_request_that_lost_its_seat_waits_before_all_others_of_its_class(of: Callable[[str], WorkerRequest]) -> None:
+    """The first of a class is the one for which memory is counted, and whose wait the router hears of."""
+    waiting, (first, again) = WaitingPrompts(Policy()), map(of, ("first", "again"))
+    waiting.add(first)
+    waiting.add_first(again)
+    assert [*waiting] == [again, first]
+    assert [*waiting.real_time, *waiting.best_effort] == [again, first]
 
 
 @pytest.mark.parametrize("left_s", [-0.5, 0.01, 0.8])
@@ -121,6 +132,15 @@ def test_prompts_that_yield_stand_among_documents_by_arrival(in_between: bool) -
     assert [*waiting.real_time] == [prompts[2]]
     waiting.remove(prompts[1])
     assert [*waiting.best_effort] == [prompts[0], *prompts[3:]]
+
+
+def test_no_prompt_is_filed_again_while_no_step_has_been_measured() -> None:
+    """Function calls are counted. A worker without a profile takes steps to need no time until the first has ended."""
+    waiting = WaitingPrompts(Policy())
+    for number in range(200):
+        waiting.add(chat(f"c{number}", 0.8))
+    waiting.refresh(NOW, StepTimes(), 16)
+    assert calls_of(lambda: waiting.refresh(NOW, StepTimes(), 16)) < 100
 
 
 def test_callers_that_have_gone_leave_nothing() -> None:
