@@ -701,6 +701,20 @@ class WorkerLimits:
         return tokens if self.most_held is None else min(tokens, self.most_held)
 
 
+@dataclass(frozen=True, slots=True)
+class CopyCost:
+    """The time to copy KV from the pool to the device."""
+
+    token_s: float = 0.0
+    fixed_s: float = 0.0  # of a copy, however small
+
+    def seconds(self, tokens: int) -> float:
+        return self.fixed_s + self.token_s * tokens
+
+
+FREE_COPIES = CopyCost()  # where nothing is known of their time
+
+
 def units_for(tokens: int, unit: int) -> int:
     """Return how many blocks, or pages, of `unit` tokens each hold `tokens`."""
     return -(-tokens // unit)

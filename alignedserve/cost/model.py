@@ -28,7 +28,7 @@ from math import frexp
 from operator import mul, sub
 from typing import NamedTuple
 
-from alignedserve.core import StepPlan
+from alignedserve.core import CopyCost, StepPlan
 
 
 class Kind(str, Enum):
@@ -378,17 +378,3 @@ class Link:
     def copying(self, kv_bytes: int) -> CopyCost:
         """Return the time to copy KV, with `kv_bytes` for a token."""
         return CopyCost(kv_bytes / self.bandwidth, self.latency_s)
-
-
-@dataclass(frozen=True, slots=True)
-class CopyCost:
-    """The time to copy KV from the pool to the device."""
-
-    token_s: float = 0.0
-    fixed_s: float = 0.0  # of a copy, however small
-
-    def seconds(self, tokens: int) -> float:
-        return self.fixed_s + self.token_s * tokens
-
-
-FREE_COPIES = CopyCost()  # where nothing is known of their time

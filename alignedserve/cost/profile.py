@@ -18,19 +18,9 @@ from types import MappingProxyType
 from typing import Any
 
 from alignedserve.architectures.gguf.places import PLACES
-from alignedserve.core import Fold, Sight, WorkerLimits
+from alignedserve.core import FREE_COPIES, CopyCost, Fold, Sight, WorkerLimits
 from alignedserve.cost.fit import BUSY, OnlineCost, Point, fit
-from alignedserve.cost.model import (
-    FREE_COPIES,
-    Coefficients,
-    CopyCost,
-    CostModel,
-    Kind,
-    Link,
-    Route,
-    Shape,
-    Uncertainty,
-)
+from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, Shape, Uncertainty
 from alignedserve.errors import ProfileError, file_errors
 from alignedserve.machine.whole_file import whole_file
 

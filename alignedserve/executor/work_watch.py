@@ -17,8 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 
-from alignedserve.core import StepPlan
-from alignedserve.cost.model import FREE_COPIES, CopyCost
+from alignedserve.core import FREE_COPIES, CopyCost, StepPlan
 from alignedserve.shell.exit_code import ExitCode
 
 log = logging.getLogger("alignedserve.engine")

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from alignedserve.architectures.model_source import cache_directory
 from alignedserve.architectures.vectors import EncoderConfig
-from alignedserve.cost.model import FREE_COPIES
+from alignedserve.core import FREE_COPIES
 from alignedserve.cost.profile import Profile
 from alignedserve.cost.trials import Bounds
 from alignedserve.engine.device.devices import finish, gpu_uuid

@@ -18,6 +18,8 @@ from typing import NamedTuple, TypeAlias
 from msgspec import Struct
 
 from alignedserve.core import (
+    FREE_COPIES,
+    CopyCost,
     Entry,
     Estimate,
     FinishReason,
@@ -31,7 +33,6 @@ from alignedserve.core import (
     Spent,
     Usage,
 )
-from alignedserve.cost.model import FREE_COPIES, CopyCost
 from alignedserve.explain.decisions import Findings
 from alignedserve.forms.messages import FormMessage
 from alignedserve.protocol.figures import (

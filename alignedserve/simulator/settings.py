@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from alignedserve.config.topology import Topology
-from alignedserve.core import Role, WorkerLimits
+from alignedserve.core import FREE_COPIES, CopyCost, Role, WorkerLimits
 from alignedserve.cost.fit import OnlineCost
-from alignedserve.cost.model import FREE_COPIES, CopyCost
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.loads.workload import Mixture, Workload
 from alignedserve.protocol.messages import ROUTER

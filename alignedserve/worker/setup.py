@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alignedserve.core import Due, Request, WorkerLimits
+from alignedserve.core import FREE_COPIES, CopyCost, Due, Request, WorkerLimits
 from alignedserve.cost.fit import OnlineCost
-from alignedserve.cost.model import FREE_COPIES, CopyCost
 from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
 from alignedserve.worker.step.request import WorkerRequest

@@ -14,9 +14,19 @@ from random import Random
 from typing import Any
 
 from alignedserve.config.topology import Topology
-from alignedserve.core import Pooling, Request, Sampling, ServiceClass, Slo, WorkerLimits, units_for
+from alignedserve.core import (
+    FREE_COPIES,
+    CopyCost,
+    Pooling,
+    Request,
+    Sampling,
+    ServiceClass,
+    Slo,
+    WorkerLimits,
+    units_for,
+)
 from alignedserve.cost.fit import OnlineCost, Point
-from alignedserve.cost.model import FREE_COPIES, CopyCost, Kind, Shape, Uncertainty
+from alignedserve.cost.model import Kind, Shape, Uncertainty
 from alignedserve.cost.sums import added
 from alignedserve.errors import FuzzError
 from alignedserve.forms.rules import Compression

@@ -8,8 +8,8 @@ from itertools import count
 
 import pytest
 
-from alignedserve.core import Entry, Estimate, ServiceClass, Slo, StepPlan, StepResult
-from alignedserve.cost.model import EMPTY, CopyCost
+from alignedserve.core import CopyCost, Entry, Estimate, ServiceClass, Slo, StepPlan, StepResult
+from alignedserve.cost.model import EMPTY
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.forms.messages import LetGo, Prefetch, Prefetched
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from alignedserve.core import NO_OPENING, Request, ServiceClass, StepResult, WorkerLimits
+from alignedserve.core import FREE_COPIES, NO_OPENING, CopyCost, Request, ServiceClass, StepResult, WorkerLimits
 from alignedserve.cost.fit import Point
-from alignedserve.cost.model import FREE_COPIES, CopyCost, Shape
+from alignedserve.cost.model import Shape
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import pytest
 
-from alignedserve.core import Entry, Request, ServiceClass, StepPlan, StepResult, WorkerLimits
+from alignedserve.core import CopyCost, Entry, Request, ServiceClass, StepPlan, StepResult, WorkerLimits
 from alignedserve.cost.fit import Point
-from alignedserve.cost.model import CopyCost, Shape
+from alignedserve.cost.model import Shape
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.lab.fuzzing.worker_views import num_evictions, num_preemptions

@@ -12,8 +12,7 @@ from subprocess import PIPE
 
 import pytest
 
-from alignedserve.core import StepPlan
-from alignedserve.cost.model import CopyCost
+from alignedserve.core import CopyCost, StepPlan
 from alignedserve.executor.work_watch import LEAST_S, ON_GPU_S, UNKNOWN_S, WorkWatch
 from alignedserve.shell.exit_code import ExitCode
 

@@ -8,6 +8,7 @@ import pytest
 
 from alignedserve.core import (
     Chunk,
+    CopyCost,
     Due,
     Entry,
     FinishReason,
@@ -20,7 +21,7 @@ from alignedserve.core import (
     StepResult,
 )
 from alignedserve.cost.fit import Point
-from alignedserve.cost.model import CopyCost, Shape
+from alignedserve.cost.model import Shape
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.fuzzing.worker_views import blocks_of
 from alignedserve.prefill_worker.state import PrefillCore

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.core import Estimate, Request, Role, ServiceClass, Slo
-from alignedserve.cost.model import CopyCost
+from alignedserve.core import CopyCost, Estimate, Request, Role, ServiceClass, Slo
 from alignedserve.protocol.messages import Backlog, Report
 from alignedserve.router.placing.held import Beginnings, pieces_of
 from alignedserve.router.placing.placement import Placement
