@@ -219,9 +219,11 @@ static void finish(const Attention& a, const Unit& unit, Partial done, Common co
                            a.out, ((unit.first_row + query) * a.heads + head + member) * a.value_dim());
 }
 
-static void attend_piece(const Attention& a, const Unit& unit, int64_t from, int64_t to, Partial out) {
+// `next`: what this thread goes over after it, or null.
+static void attend_piece(const Attention& a, const Piece& piece, const Piece* next, Partial out) {
     static thread_local Scratch scratch;
-    unit.tiled ? attend_tiles(a, unit, from, to, out) : attend_rows(a, unit, {from, to, true, true}, scratch, out);
+    if (piece.unit.tiled) return attend_tiles(a, piece.unit, piece.from, piece.to, out);
+    attend_rows(a, piece.unit, {piece.from, piece.to, true, true, next}, scratch, out);
 }
 
 // Each part has room for two pieces of cut units: one that goes on from the part before, one that begins here.
@@ -246,15 +248,26 @@ static void each_piece(const Attention& a, const Line& line, int64_t part, Actio
     });
 }
 
+static void list_pieces(const Attention& a, const Line& line, int64_t part, std::vector<Piece>& pieces) {
+    pieces.clear();
+    each_piece(a, line, part, [&](const Unit& unit, int64_t, int64_t, int64_t from, int64_t to) {
+        pieces.push_back({unit, from, to});
+    });
+}
+
 static void attend_part(const Attention& a, const Line& line, int64_t part, Room room, Common common) {
     static thread_local Scratch scratch;
+    static thread_local std::vector<Piece> pieces;
     float* memory = (float*)scratch.at_least(partial_floats(line.most_rows, a.value_dim()) * sizeof(float));
-    each_piece(a, line, part, [&](const Unit& unit, int64_t, int64_t, int64_t from, int64_t to) {
-        bool begins = from == unit.first_token, whole = begins && to == unit.end_token;
-        Partial out = whole ? partial_at(memory, unit.rows(a), a.value_dim()) : room.at(a, unit, part, begins);
-        attend_piece(a, unit, from, to, out);
-        if (whole) finish(a, unit, out, common);
-    });
+    list_pieces(a, line, part, pieces);
+    for (const Piece& piece : pieces) {
+        const Unit& unit = piece.unit;
+        const Piece* next = &piece == &pieces.back() || (&piece)[1].unit.tiled ? nullptr : &piece + 1;
+        Partial out = piece.is_whole() ? partial_at(memory, unit.rows(a), a.value_dim())
+                                       : room.at(a, unit, part, piece.begins());
+        attend_piece(a, piece, next, out);
+        if (piece.is_whole()) finish(a, unit, out, common);
+    }
 }
 
 // The part that has the beginning of a cut unit puts its pieces together.
@@ -353,13 +366,6 @@ void attend_texts(int dtype, const void* query, int64_t query_row, int64_t query
 
 // --- Decodes, beside linear layers
 
-struct Piece {
-    Unit unit;
-    int64_t from, to;
-    bool begins() const { return from == unit.first_token; }
-    bool is_whole() const { return begins() && to == unit.end_token; }
-};
-
 // The pieces of one thread, and what it has begun: a piece of its own or, in the end, of another.
 struct alignas(64) Decodes::Part {
     std::vector<Piece> pieces;
@@ -411,10 +417,8 @@ void Decodes::begin(const Queries& queries) {
     if (int64_t(all->parts.size()) < line.parts) all->parts = std::vector<Part>(line.parts);
     for (int64_t number = 0; number < line.parts; ++number) {
         Part& part = all->parts[number];
-        part.pieces.clear(), part.next = 0;
-        each_piece(a, line, number, [&](const Unit& unit, int64_t, int64_t, int64_t from, int64_t to) {
-            part.pieces.push_back({unit, from, to});
-        });
+        part.next = 0;
+        list_pieces(a, line, number, part.pieces);
         part.take(part, number);
         look_ahead(part);
     }

@@ -115,10 +115,20 @@ int64_t least_rows_for_tiles(int dtype);
 int64_t row_cost(int64_t rows);
 int64_t tile_cost(int dtype, int64_t rows);
 
-// Some tokens of a piece, whole grains but for the last. What a piece keeps from slice to slice is in `scratch`.
+// A unit over a range of its tokens.
+struct Piece {
+    Unit unit;
+    int64_t from, to;
+    bool begins() const { return from == unit.first_token; }
+    bool is_whole() const { return begins() && to == unit.end_token; }
+};
+
+// Some tokens of a piece, whole grains but for the last. What a piece keeps from slice to slice is in `scratch`. The first
+// tokens of the piece that this thread goes over after it are prefetched beside its last.
 struct Slice {
     int64_t from, to;
     bool begins, ends;
+    const Piece* next = nullptr;
 };
 void attend_rows(const Attention& a, const Unit& unit, Slice slice, Scratch& scratch, Partial out);
 void attend_tiles(const Attention& a, const Unit& unit, int64_t from, int64_t to, Partial out);

@@ -14,7 +14,9 @@ template <class T>
 struct Grain {
     const T *keys[GRAIN], *values[GRAIN];
 
-    void find(const Attention& a, const Places& places, int64_t first, int64_t count) {
+    // Finds the grain that begins at token `first` and, at the latest, ends at `end`.
+    void find(const Attention& a, const Places& places, int64_t first, int64_t end) {
+        const int64_t count = smaller(GRAIN, end - first);
         int64_t slots[GRAIN];
         places.slots(first, count, slots);
         for (int64_t t = 0; t < GRAIN; ++t) {
@@ -274,11 +276,14 @@ static void attend_rows_of(const Attention& a, const Unit& unit, Slice slice, Sc
     if (slice.begins) load_queries<Q>(a, unit, state);
     Places places(a.spans, unit.span);
     Grain<T> grain, next;
-    next.find(a, places, slice.from, smaller(GRAIN, slice.to - slice.from));
+    next.find(a, places, slice.from, slice.to);
     for (int64_t token = slice.from; token < slice.to; token += GRAIN) {
         int64_t left = slice.to - token;
         grain = next;
-        if (left > GRAIN) next.find(a, places, token + GRAIN, smaller(GRAIN, left - GRAIN));
+        if (left > GRAIN)
+            next.find(a, places, token + GRAIN, slice.to);
+        else if (slice.next)
+            next.find(a, Places(a.spans, slice.next->unit.span), slice.next->from, slice.next->to);
         attend_grain(a, unit, grain, next, token, smaller(GRAIN, left), state);
     }
     if (slice.ends) settle(a, state, unit.rows(a), out);
