@@ -238,38 +238,38 @@ def flooding(name: str, url: str, key: str) -> Iterator[None]:
         assert processes[0].is_alive(), f"the flood {name} ended"
 
 
-class Served(NamedTuple):
+class ServedWork(NamedTuple):
     """What a deployment has given up to a moment, or meanwhile."""
 
     seconds: float
     tokens: float  # of all outputs
     device_s: Mapping[str, float]  # of workers' time, by key
 
-    def since(self, before: Served) -> Served:
+    def since(self, before: ServedWork) -> ServedWork:
         device_s = {key: seconds - before.device_s.get(key, 0.0) for key, seconds in self.device_s.items()}
-        return Served(self.seconds - before.seconds, self.tokens - before.tokens, device_s)
+        return ServedWork(self.seconds - before.seconds, self.tokens - before.tokens, device_s)
 
     def token_s(self, key: str) -> float:
         """Return the time of workers that a token costs, where all tokens are of this key."""
         return self.device_s.get(key, 0.0) / max(1.0, self.tokens)
 
 
-def told(metrics: str, at: float) -> Served:
+def told(metrics: str, at: float) -> ServedWork:
     """Return what a page of metrics tells at a moment."""
     tokens = re.findall(r"^\S*:generation_tokens_total\{\S+ (\S+)$", metrics, re.MULTILINE)
     by_key = re.findall(r'^\S*:request_device_seconds_total\{\S*key="(\w+)"\S* (\S+)$', metrics, re.MULTILINE)
     device_s = defaultdict[str, float](float)
     for key, seconds in by_key:
         device_s[key] += float(seconds)
-    return Served(at, sum(map(float, tokens)), device_s)
+    return ServedWork(at, sum(map(float, tokens)), device_s)
 
 
-def served(url: str, key: str) -> Served:
+def served(url: str, key: str) -> ServedWork:
     with RemoteServer(url, key) as server:
         return told(server.whole("GET", "/metrics").text, time.perf_counter())
 
 
-def conserved(flood: Served, both: Served, chat_tokens: int, chat_token_s: float) -> float:
+def conserved(flood: ServedWork, both: ServedWork, chat_tokens: int, chat_token_s: float) -> float:
     """Return the work that both get in a second as a share of the flood's alone: tokens, by what they cost alone.
 
     `chat_tokens` of both are the chats', which cost `chat_token_s` alone. For example, a stream alone gets 1,000 tokens
@@ -289,7 +289,7 @@ def measure_flood(name: str, model: str) -> None:
     def chats() -> RunRecord:
         return played(deployment.url, CHATS, WordWording(Random()), api_key=keys["chats"], silence_s=SILENCE_S)
 
-    def given(meanwhile: Callable[[], R]) -> tuple[Served, R]:
+    def given(meanwhile: Callable[[], R]) -> tuple[ServedWork, R]:
         """Return what the deployment gives meanwhile."""
         before = served(deployment.url, keys["chats"])
         done = meanwhile()

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.end_to_end.client import client
 from tests.end_to_end.deployment import BACK_S, Deployment, wait_until
-from tests.poison.places import BY_NAME
+from tests.poison.places import BY_NAME, PLACES
 from tests.poison.trial import MOST_DEATHS, Trials
 from tests.rare import rare, thinned
 
@@ -52,6 +53,14 @@ def test_poison_is_given_up_and_no_other_request_is_lost(
     assert row.said.split()[0] in ("500", "503", "error"), row
     if place in ("sixth decode on", "first chunk", "sampling", "last decode", "worker: StepDone"):
         assert row.said == "500 request_ends_workers"
+
+
+@rare
+def test_a_request_comes_to_every_place(tmp_path: Path) -> None:
+    """A place whose function nothing calls any more is tried in vain."""
+    trials = Trials("2+2", tmp_path, tmp_path)
+    with trials.deployed() as deployment:
+        assert not [place.name for place in PLACES if not trials.is_reached(deployment, place)]
 
 
 @rare  # test_hangs.py has a worker that hangs between two steps

@@ -18,6 +18,7 @@ WAYS = (
     *("panic", "sleeps", "keeps the lock"),  # a panic is no Exception: so Rust's libraries end
 )
 HANGS = ("sleeps", "keeps the lock")
+SEEN = "is seen"  # a way that does nothing: it tells whether a request comes to a place at all
 TOKENS = 12  # of a poisonous request's output
 LORA = "poisonous"  # the adapter that no other request has
 

@@ -23,9 +23,9 @@ from functools import wraps
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from tests.poison.places import PLACES, Place
+from tests.poison.places import PLACES, SEEN, Place
 
 STEP_S = 5.0  # the limit of a step, and of a copy, where it is not known what they take
 _ANSWERS = ContextVar("answers", default=False)  # whether this task of a gateway answers the armed request
@@ -72,9 +72,11 @@ class Plant:
         with self._ids.open("a") as file:
             file.write(f"{id}\n")
 
-    def strike(self, way: str) -> NoReturn:
+    def strike(self, way: str) -> None:
         with self._strikes.open("a") as file:
             file.write(f"{os.getpid()} {way}\n")
+        if way == SEEN:
+            return
         match way:
             case "SIGKILL" | "SIGSEGV":
                 os.kill(os.getpid(), signal.Signals[way])

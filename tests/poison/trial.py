@@ -20,7 +20,7 @@ from tests.adapters import make_adapter
 from tests.end_to_end.client import Wanted, check_greedy, client, command, mixed, tokens_of
 from tests.end_to_end.deployment import BACK_S, MODEL, NAME, Deployment, deployed, wait_until
 from tests.end_to_end.patient import ENDED
-from tests.poison.places import BY_NAME, DIRECT, HANGS, LORA, TOKENS, Place
+from tests.poison.places import BY_NAME, DIRECT, HANGS, LORA, SEEN, TOKENS, Place
 
 INNOCENTS = 4
 MOST_DEATHS = 3
@@ -28,6 +28,7 @@ REST_S = QUICK_DEATH_S + 1.0
 MOST_REPEATS = 8  # of an innocent whose connection broke
 STUCK_S = 90.0  # for all answers of a trial
 HUNG_S = 15.0  # for what hangs to be ended
+SEEN_S = 5.0
 _SEED = 80_000_000  # of the first request; eight digits stand nowhere else
 _ENDED = re.compile(r"^alignedserve: (\S+) (?:was ended by|ended with) (\S+)$", re.MULTILINE)
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
@@ -182,6 +183,21 @@ class Trials:
         self._deaths_before = row.deaths
         return row
 
+    def is_reached(self, deployment: Deployment, place: Place) -> bool:
+        """Return whether a request comes to the place. The last words about a request come after the answer."""
+        strikes, (path, body) = self.poison.num_strikes, self.poison.arm(place.name, SEEN)
+        asyncio.run(self._ask(deployment, place, path, body))
+        with suppress(AssertionError):
+            wait_until(lambda: self.poison.num_strikes > strikes, SEEN_S)
+        self.poison.disarm()
+        return self.poison.num_strikes > strikes
+
+    async def _ask(self, deployment: Deployment, place: Place, path: str, body: dict[str, Any]) -> str:
+        if place.body == "line":
+            return await asyncio.to_thread(_said_of_line, deployment, path, body, self._folder)
+        async with client(deployment.url) as http:
+            return await _said(http, path, body, place.body == "leaves")
+
     async def _attack(self, deployment: Deployment, place: Place, way: str, row: Row) -> None:
         wanted = mixed(INNOCENTS, seed=11, prompts=(20, 60), outputs=(60, 90))
         served = deployment.metric("generation_tokens_total")
@@ -189,11 +205,7 @@ class Trials:
             innocents = [asyncio.create_task(_patient(http, request, row)) for request in wanted]
             while await asyncio.to_thread(deployment.metric, "generation_tokens_total") < served + INNOCENTS:
                 await asyncio.sleep(0.02)
-            path, body = self.poison.arm(place.name, way)
-            if place.body == "line":
-                row.said = await asyncio.to_thread(_said_of_line, deployment, path, body, self._folder)
-            else:
-                row.said = await _said(http, path, body, place.body == "leaves")
+            row.said = await self._ask(deployment, place, *self.poison.arm(place.name, way))
             outputs = await asyncio.gather(*innocents)
         check_greedy(wanted, outputs)
 
