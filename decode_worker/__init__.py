@@ -4,7 +4,7 @@ state.py         The decode worker's core: which part hears which event, and wha
 arriving.py      Requests that come: batches of the pool, offers, the room for more.
 joining.py       Requests that get seats: candidates, copied or pulled, and prompts.
 running.py       The next step: memory, the choice, a step ahead or in a pause, and what a step that has ended brings.
-pausing.py       Pauses of a step with documents, in which chats' prompts run.
+pausing.py       Pauses of a step, in which chats' prompts run.
 leaving.py       Requests that leave: for lack of memory to the pool or to wait, or to go on at another worker.
 pool_traffic.py  What goes to the pool: requests that leave, prompts, answers; the pages for that.
 by_policy.py     The core with the scheduler and the memory that a policy names.

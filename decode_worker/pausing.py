@@ -4,8 +4,9 @@
                     a chat comes ──────────────▶ step M: its prompt ──▶ its first token
 
 A CPU's engine can stop between two layers, and go on (engine/in_order.py). So the chat waits for one layer, and runs
-without the documents (ConServe, FlowPrefill). The pause must not make a token of the chats here late: the pause and
-the rest of the step, by the cost model and with a margin, fit in the time that the tightest of these chats has.
+without the documents (ConServe, FlowPrefill). The pause must not make a token late of the chats that decode here, or
+whose prompts are in the step: the pause and the rest of the step, by the cost model and with a margin, fit in the time
+that the tightest of these chats has.
 
 A step without documents, or with prompts of chats, pauses for guests alone: where nearly all requests here are of one
 caller, the host, the guests are the chats of all others. A guest would wait for the running step, and run in the next,

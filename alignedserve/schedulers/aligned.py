@@ -40,6 +40,7 @@ OF_PAUSED = 1.5  # least time of a step with documents that leaves room for a pa
 MOST_WITHOUT = 4  # steps on end that leave documents out for prompts of chats; weighed with `plan_amid`
 _ROUNDING_S = 1e-9  # slack is kept as an instant
 _AT_A_TIME = 32  # decodes, or prompts that wait, that are looked at
+_AMONG = 512  # prompts that wait, among which guests are looked for
 
 
 class Aligned(Scheduler):
@@ -111,11 +112,11 @@ class Aligned(Scheduler):
         return super().goes_on(ahead, at) and is_in_time(ahead, at)
 
     def plan_amid(self, view: StepView, most_s: float) -> PlannedStep:
-        """Return the prompts of chats that run in a pause of a step with documents (ConServe, FlowPrefill).
+        """Return the prompts of chats that run in a pause of the running step (ConServe, FlowPrefill).
 
-        Only prompts with time for all their tokens run; what exceeds the budget goes on in the next pause. Prompts that
-        the pool has pages of wait for the next step. Not weighed alone; all rules of pauses together: p95 of first
-        tokens 0.71 to 0.76 times, documents' tokens -0.8 to -0.9 % (two CPUs, simulated)."""
+        Only prompts with time for all their tokens run; what exceeds the budget goes on in the next pause, a guest's in
+        the next step. Prompts that the pool has pages of wait for the next step. Not weighed alone; all rules of pauses
+        together: p95 of first tokens 0.71 to 0.76 times, documents' tokens -0.8 to -0.9 % (two CPUs, simulated)."""
         at = view.at
         view.waiting.refresh(at.now, at.times, at.chunk)
         step = StepBuilder(view, StepBounds(most_s, most_s, most_s), prompt_budget(at), self.most)
@@ -260,11 +261,13 @@ def visitors(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
 
 
 def chats_amid(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
-    """Yield the prompts of chats that a pause has time for. Many may wait, and each event asks: few are looked at."""
+    """Yield the prompts of chats that a pause has time for. Many may wait, and each event asks: few are looked at, and
+    guests are looked for among the first that wait."""
     line, now, most_s = view.waiting.line, view.at.now, view.at.times.most_s
     waiting = chain(line.urgent(now, most_s, is_rt=True), line.later(now, most_s, is_rt=True))
     if view.host is not None:
-        waiting = (((Rank.RT,), each) for each in view.waiting.real_time if each.request.caller != view.host)
+        first = islice(view.waiting.real_time, _AMONG)
+        waiting = (((Rank.RT,), each) for each in first if each.request.caller != view.host)
     for prompt in chain(view.prompts, (found for _, found in step.seatable(islice(waiting, _AT_A_TIME)))):
         if not prompt.blocks and step.seating.pages.has_to_fetch(prompt):
             continue

@@ -33,7 +33,7 @@ class Scheduler(OwnPolicy):
     method = "plan"
     usual_s = 5e-3
     made_with = (DEFAULT_POLICY, 1)
-    makes_pauses = False  # whether steps with documents are to pause for prompts of chats
+    makes_pauses = False  # whether steps are to pause for prompts of chats
     levels: Levels | None = None  # where requests take memory from others of lower levels (Policy.swaps)
 
     def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:

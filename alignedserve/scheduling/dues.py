@@ -33,8 +33,9 @@ BEHIND = 1 << 80  # more than the priorities of requests differ by
 def decays(late: Late) -> bool:
     """Return whether the due of a late chat moves from miss to miss, so that the chat stops pushing others aside.
 
-    Gain: short chats over capacity +3.2 points (2xcolocated), long prompts -0.8; beside a flood on a CPU +1.9 and +3.3
-    points, -0.2 and -1.0 % of the flood's tokens; on six other loads -0.1 to +0.4 points, 0 to +0.2 %."""
+    Gain: short chats over capacity +3.2 points (2xcolocated), long prompts -0.8; beside a flood on a CPU +3.3 (-2.9 to
+    +15.6 by seed) and, 1+1, +1.9 points, -0.2 and -1.0 % of the flood's tokens; on six other loads -0.1 to +0.4 points,
+    0 to +0.2 %."""
     return late is Late.DECAY
 
 

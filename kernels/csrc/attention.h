@@ -123,8 +123,8 @@ struct Piece {
     bool is_whole() const { return begins() && to == unit.end_token; }
 };
 
-// Some tokens of a piece, whole grains but for the last. What a piece keeps from slice to slice is in `scratch`. The first
-// tokens of the piece that this thread goes over after it are prefetched beside its last.
+// Some tokens of a piece, whole grains but for the last. What a piece keeps from slice to slice is in `scratch`. While the
+// last grain is gone over, the first of the thread's next piece is prefetched.
 struct Slice {
     int64_t from, to;
     bool begins, ends;

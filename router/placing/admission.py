@@ -115,7 +115,7 @@ class Queues:
 class WorkAhead:
     """The work before a new request, on the worker that would run it."""
 
-    prompts_s: float = 0.0  # until the request's prompt begins
+    prompts_s: float = 0.0  # until the request's prompt begins, and how much longer it takes beside other work
     prompt_s: float = 0.0  # time of the request's prompt
     token_s: float = 0.0  # time of a prompt token on that worker
     memory: int = 0  # tokens that all decode workers hold; 0: not known
@@ -274,26 +274,29 @@ class Admission:
         """Predict the seconds until the request's first token, after the requests of `before`, which come again
         earlier."""
         returning_s = before.tokens * ahead.token_s / ahead.num_workers
-        return ahead.prompts_s * self._part_before(request, ahead) + returning_s + ahead.prompt_s
+        beside_s = min(ahead.prompts_s, max(0.0, ahead.loaded_s - ahead.prompt_s))
+        queue_s = ahead.prompts_s - beside_s
+        return queue_s * self._part_before(request, ahead, queue_s) + beside_s + returning_s + ahead.prompt_s
 
-    def _part_before(self, request: Request, ahead: WorkAhead) -> float:
-        """Return the part of the prompts on the worker that runs before the prompt of a new chat.
+    def _part_before(self, request: Request, ahead: WorkAhead, queue_s: float) -> float:
+        """Return the part of the prompts on the worker, of `queue_s`, that runs before the prompt of a new chat.
 
         Workers give each caller a part of a step by its weight (caller_shares.py). So until the chat's prompt is
         through, no other caller of this weight has more of its own computed than the chat's caller, this prompt
         included. That holds for prompts that have begun, too. How much is left of these is what the worker's prompts
         take beyond those that wait, divided as the prompts that have begun were long: for example, of 2,000 tokens a
-        caller with 6,000 tokens of prompts that have begun has 1,500, and a caller with 2,000 has 500."""
+        caller with 6,000 tokens of prompts that have begun has 1,500, and a caller with 2,000 has 500. The router does
+        not know which of them are through: a caller whose chats only decode counts with their prompts."""
         caller, weights, waiting = request.caller, self._weights, self._tokens_by[ServiceClass.RT]
         if request.service is not ServiceClass.RT or self._open_by[ServiceClass.RT].keys() <= {caller}:
             return 1.0
         tokens, begun = dict[str, float](waiting), self._begun_by.total()
         if begun and ahead.token_s:
             token_s = ahead.token_s * max(1.0, ahead.loaded_s / ahead.prompt_s if ahead.prompt_s else 1.0)
-            left = ahead.prompts_s * ahead.num_workers / token_s - waiting.total()
+            left = queue_s * ahead.num_workers / token_s - waiting.total()
             for name, size in self._begun_by.items():
                 tokens[name] = tokens.get(name, 0.0) + size * min(1.0, max(0.0, left / begun))
-        each = (waiting[caller] + len(request.prompt)) / request.weight
+        each = (tokens.get(caller, 0.0) + len(request.prompt)) / request.weight
         before = sum(size if of == caller else min(size, each * weights[of]) for of, size in tokens.items())
         return before / all_tokens if (all_tokens := sum(tokens.values())) else 1.0
 

@@ -1,4 +1,4 @@
-"""A step with documents' prompts pauses for the prompts of chats: which may, for how long, and what may happen."""
+"""A step pauses for the prompts of chats: which may, for how long, and what may happen."""
 
 from __future__ import annotations
 

@@ -381,10 +381,18 @@ class TestCallers:
         take_in(found, *(self.of("bob", rt(f"bob-{at}")) for at in range(40)))
         for at in range(40):
             found.began(f"bob-{at}")
-        assert found.first_token_s(self.of("bob", rt("chat")), ahead) == pytest.approx(0.1 + 2.0 + 0.1)
+        assert found.first_token_s(self.of("bob", rt("chat")), ahead) == pytest.approx(4.1), "as much as ann has"
         for at in range(40):
             found.closed(self.of("ann", rt(f"ann-{at}")))
         assert found.first_token_s(self.of("bob", rt("chat")), ahead) == pytest.approx(4.1)
+
+    def test_what_a_prompt_takes_longer_beside_decodes_is_no_prompt_of_others(self) -> None:
+        """All of ann's prompts are through, and her decodes make bob's prompt take 0.6 s in place of 0.2."""
+        found = self.flooded()
+        for at in range(40):
+            found.began(f"ann-{at}")
+        beside = WorkAhead(prompts_s=0.4, prompt_s=0.2, token_s=2e-3, num_workers=4, loaded_s=0.6)
+        assert found.first_token_s(self.of("bob", rt("chat")), beside) == pytest.approx(0.6)
 
     def test_a_wait_that_is_short_by_a_callers_part_alone_makes_no_queue_calm(self) -> None:
         found, ahead = self.flooded(), WorkAhead(prompts_s=4.0, prompt_s=0.1)

@@ -45,7 +45,7 @@ class StepContext:
     calm_s: float = inf  # most time of a step with documents, for chats that are still to come
     firsts: Sequence[tuple[str, float]] = ()  # callers whose chats may come, with the time of their prompts alone
     joins_s: float = inf  # most time of a step with more than decodes of chats, for chats that are handed on
-    pauses: bool = False  # whether a step with documents pauses for chats' prompts (decode_worker/pausing.py)
+    pauses: bool = False  # whether steps pause for chats' prompts (decode_worker/pausing.py)
     newest_batch: int = 0  # of requests of about one length (AlignedServe §3.4): older batches leave first
 
     def careful_s(self, bound_s: float, kind: Kind = Kind.MIXED) -> float:
@@ -117,8 +117,10 @@ class PlannedStep:
 
 
 def host_of(seated: Iterable[WorkerRequest], waiting: WaitingPrompts) -> str | None:
-    """Return the caller, the host, of nearly all requests with a seat and of many that wait; None where there is none,
-    or no chat of another caller, a guest, waits."""
+    """Return the caller, the host, whose requests, seated or waiting, are three quarters of these and of the others
+    that are seated; None where there is none, or where no request of another caller, a guest, waits.
+
+    For example, a caller with 10 of 20 seats is no host, and is one with 30 more that wait: 40 of 50."""
     with_seat = Counter([running.request.caller for running in seated])
     host, num = max((with_seat + waiting.callers).items(), key=lambda counted: counted[1], default=("", 0))
     if not with_seat[host] or num < HOST * (with_seat.total() + waiting.callers[host]):
