@@ -77,6 +77,7 @@ for name in given["files"]:
         entered.append(name)
     except OSError:
         pass
+context.destroy()  # it waits until the frames have left: the end of the process does not
 print(json.dumps(entered))
 """
 
