@@ -14,7 +14,7 @@ import pytest
 
 from tests.end_to_end.client import client
 from tests.end_to_end.deployment import BACK_S, Deployment, wait_until
-from tests.poison.places import BY_NAME, PLACES
+from tests.poison.places import BY_NAME, DIRECT, PLACES
 from tests.poison.trial import MOST_DEATHS, Trials
 from tests.rare import rare, thinned
 
@@ -56,11 +56,14 @@ def test_poison_is_given_up_and_no_other_request_is_lost(
 
 
 @rare
-def test_a_request_comes_to_every_place(tmp_path: Path) -> None:
-    """A place whose function nothing calls any more is tried in vain."""
-    trials = Trials("2+2", tmp_path, tmp_path)
+@pytest.mark.parametrize("topology", ["1+1", "2+2"])
+def test_a_request_comes_to_every_place(topology: str, tmp_path: Path) -> None:
+    """A place whose function nothing calls any more is tried in vain. Where KV goes from worker to worker, it need not
+    come to the pool."""
+    trials = Trials(topology, tmp_path, tmp_path)
+    places = [place for place in PLACES if (place.topologies == DIRECT) == (topology in DIRECT)]
     with trials.deployed() as deployment:
-        assert not [place.name for place in PLACES if not trials.is_reached(deployment, place)]
+        assert not [place.name for place in places if not trials.is_reached(deployment, place)]
 
 
 @rare  # test_hangs.py has a worker that hangs between two steps

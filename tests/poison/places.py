@@ -115,7 +115,6 @@ PLACES = (
     Place("step result", f"{_E}.engine:result_of", when=lambda plan, *_: (plan.parts,)),
     Place("grammar compile", "alignedserve.text.syntax:Syntaxes.prepare", "grammar"),
     Place("grammar mask", f"{_E}.sampling.sampling:Sampler._update_edits", "grammar"),
-    Place("adapter files", f"{_E}.adapters.kept:KeptAdapters._read", "adapter"),
     Place("adapter in a step", f"{_E}.adapters.kept:KeptAdapters.step", "adapter"),
     Place("copy to the pool", f"{_E}.copying.copies:PageCopier.pages_out", "flex", _PARTED, limit_s=ON_GPU_S),
     Place("copy from the pool", f"{_E}.copying.copies:PageCopier.pages_in", "flex", _PARTED),
