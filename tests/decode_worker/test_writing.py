@@ -442,7 +442,7 @@ class TestPagesAtHand:
 
     @pytest.mark.parametrize(("look_ahead", "num_tokens"), [(0, 15), (1, 14)])
     def test_one_is_asked_for_before_the_step_that_fills_it(self, look_ahead: int, num_tokens: int) -> None:
-        """Where the step after the running one is planned too, its token is on the way as well."""
+        """A worker that plans one step ahead asks one token earlier."""
         setup = WorkerSetup(ROOMY, Policy(room=Room.WHOLE), root=ROOT, look_ahead=look_ahead)
         worker = Engine(decode_core(setup))
         worker.hears(MemberJoined(POOL_MEMBER))

@@ -147,7 +147,7 @@ def test_who_leaves_with_a_single_page_at_hand_goes_on_from_that() -> None:
 
 
 def test_who_leaves_twice_with_no_page_at_hand_begins_each_time_with_what_the_pool_keeps() -> None:
-    """Where nothing is reused, no page of the device says that there is more to find than before."""
+    """Without reuse no named block of the device tells that the pool has more pages than at the last look."""
     limits = replace(ROOMY, num_blocks=16, max_batch=4)
     three = [replace(A, id=name, max_tokens=36) for name in "abc"]
     worker, copies = Worker(*three, copies_beside=False, reuse=False, pages=(), limits=limits), list[tuple[int, ...]]()

@@ -1,4 +1,4 @@
-"""What a flood's work is, of which nothing is to be lost where another client chats beside it."""
+"""How much of a flood's work is still done while another client chats."""
 
 from __future__ import annotations
 
