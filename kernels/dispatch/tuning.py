@@ -1,16 +1,16 @@
 """Measure at load which way is fastest for each linear layer and number of rows.
 
 Our kernel is faster up to some number of rows, and torch above it: a binary search finds that number with four of ten
-numbers measured. Before that, where our kernel can use a packed weight, the tuning measures whether packing is as fast
-as the best other way at most of several numbers of rows.
+numbers measured. A weight that our kernel takes packed is packed unmeasured, since all such layers then run in one call
+at any number of rows. On each CPU that was measured (Zen 4, Zen 5, Emerald Rapids) whole steps are faster for it, up to
+ten times, while single products are so unsteady beside other work that they chose torch at every second start.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from ctypes import c_int64, c_void_p
-from statistics import median
 from time import perf_counter
 
 import torch
@@ -29,9 +29,6 @@ _LEAST_TURNS, _MOST_TURNS = 3, 10
 # What torch must gain over our kernel: it takes about a millisecond more for every number of rows that is new to it,
 # which a measurement of one number does not show.
 _WORTH = 0.95
-# Numbers of rows at which a packed weight, which serves all numbers, is compared. Being slower by this much still pays,
-# since all layers then run in one call at any number of rows; and one of four measurements may be disturbed.
-_PACKED_ROWS = (1, 8, 32, 512)
 
 Evict = Callable[[Tensor], None]
 
@@ -57,10 +54,7 @@ def tune(linears: Iterable[Linear], seconds: float = 0.4, advance: Callable[[], 
 def _ways(layer: Linear, shared: bool, seconds: float) -> tuple[Way, ...]:
     """Return the fastest way for each bucket."""
     if not shared and _can_pack(layer):
-        seconds /= 2
-        gains = [_gain_of_packing(layer, rows, seconds / len(_PACKED_ROWS)) for rows in _PACKED_ROWS]
-        if median(gains) > _WORTH:
-            return (Way.PACKED,) * len(BUCKETS)
+        return (Way.PACKED,) * len(BUCKETS)
     if set(layer.ways) != {Way.NATIVE, Way.TORCH}:
         return tuple(_fastest(layer, rows, seconds / len(BUCKETS)) for rows in BUCKETS)
     low, high = 0, len(BUCKETS)  # our kernel is faster below `low`, torch from `high` on
@@ -79,19 +73,8 @@ def _fastest(layer: Linear, rows: int, seconds: float) -> Way:
         return ways[0]
     part = _part(layer, rows)
     x = torch.ones(rows, layer.shape.inputs, dtype=layer.shape.dtype)
-    took = _measured({way: part.by(way) for way in ways}, x, (part.memory,), _evict(layer), seconds)
+    took = _measured({way: part.by(way) for way in ways}, x, part.memory, _evict(layer), seconds)
     return min(ways, key=lambda way: took[way] * (_WORTH if way is Way.NATIVE else 1.0))
-
-
-def _gain_of_packing(layer: Linear, rows: int, seconds: float) -> float:
-    """Return how many times as fast the packed weight is as the fastest other way."""
-    part, packed = _part(layer, rows), _copy(layer, rows)
-    packed.pack()
-    paths = {way: part.by(way) for way in layer.ways} | {Way.PACKED: packed.by(Way.PACKED)}
-    x = torch.ones(rows, layer.shape.inputs, dtype=layer.shape.dtype)
-    took = _measured(paths, x, (part.memory, packed.memory), _evict(layer), seconds)
-    unpacked = min(seconds for way, seconds in took.items() if way is not Way.PACKED)
-    return unpacked / took[Way.PACKED]
 
 
 def _can_pack(layer: Linear) -> bool:
@@ -100,15 +83,10 @@ def _can_pack(layer: Linear) -> bool:
     return Linear(layer.memory[-last:].clone(), None, layer.library).pack()
 
 
-def _copy(layer: Linear, rows: int) -> Linear:
-    part = _part(layer, rows)
-    return Linear(part.memory.clone(), part.bias, layer.library)
-
-
 def _measured(
-    paths: dict[Way, LinearPath], x: Tensor, weights: Sequence[Tensor], evict: Evict, seconds: float
+    paths: dict[Way, LinearPath], x: Tensor, weight: Tensor, evict: Evict, seconds: float
 ) -> dict[Way, float]:
-    """Return the least time of each way, measured in turns; weights come from memory as in a model."""
+    """Return the least time of each way, measured in turns; the weight comes from memory as in a model."""
     for path in paths.values():
         path(x)  # the first call of a shape does more than the product
     took = dict.fromkeys(paths, float("inf"))
@@ -117,8 +95,7 @@ def _measured(
         if turn >= _LEAST_TURNS and perf_counter() >= end:
             break
         for way, path in paths.items():
-            for weight in weights:
-                evict(weight)
+            evict(weight)
             begun = perf_counter()
             path(x)
             took[way] = min(took[way], perf_counter() - begun)

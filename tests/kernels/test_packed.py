@@ -152,20 +152,17 @@ def test_what_cannot_be_packed_stays_as_it_is(out: int, inputs: int, dtype: torc
 
 
 @needs_packing
-@pytest.mark.parametrize(("gain", "shared", "chosen"), [(1.2, False, True), (0.9, False, False), (1.2, True, False)])
-def test_tuning_packs_where_it_pays_and_nobody_else_reads_the_weight(
-    gain: float, shared: bool, chosen: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("alignedserve.kernels.dispatch.tuning._gain_of_packing", lambda *_: gain)
+@pytest.mark.parametrize("shared", [False, True])
+def test_tuning_packs_what_nobody_else_reads(shared: bool, caplog: pytest.LogCaptureFixture) -> None:
     generator = torch.Generator().manual_seed(2)
     weights = [packed(generator, BF16, out, 64) for out in (32, 320, 32)]
     layers = [Linear(weight.clone(), None, Library(PACKED_ON)) for weight in weights]
     layers[2].shared = shared
     with caplog.at_level(logging.INFO, "alignedserve.kernels"):
         tuning = tune(layers, seconds=0.01)
-    assert [layer.packed for layer in layers] == [chosen, gain > 1, chosen]
-    assert (tuning.ways[LayerShape(32, 64, BF16)] == ALWAYS_PACKED) == chosen
-    assert ("32x64 bfloat16: packed" in caplog.text) == chosen
+    assert [layer.packed for layer in layers] == [not shared, True, not shared]
+    assert (tuning.ways[LayerShape(32, 64, BF16)] == ALWAYS_PACKED) != shared
+    assert ("32x64 bfloat16: packed" in caplog.text) != shared
     x = packed(generator, BF16, 9, 64)
     for layer, weight in zip(layers, weights, strict=True):
         torch.testing.assert_close(layer(x), F.linear(x, weight), rtol=2 * rounding(BF16), atol=1e-2)
@@ -174,7 +171,6 @@ def test_tuning_packs_where_it_pays_and_nobody_else_reads_the_weight(
 @needs_packing
 def test_tuning_measures_the_ways_of_a_layer_whose_last_outputs_fill_no_vector(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("alignedserve.kernels.dispatch.tuning._BYTES", 1 << 15)  # a part of 256 outputs
-    monkeypatch.setattr("alignedserve.kernels.dispatch.tuning._gain_of_packing", lambda *_: 2.0)
     monkeypatch.setattr("alignedserve.kernels.dispatch.tuning._fastest", lambda *_: Way.TORCH)
     layer = Linear(packed(torch.Generator().manual_seed(4), BF16, 264, 64), None, Library(PACKED_ON))
     assert tune([layer]).ways == {layer.shape: (Way.TORCH,) * len(BUCKETS)}
