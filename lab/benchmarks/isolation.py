@@ -2,7 +2,7 @@
 
     python -m lab.benchmarks.isolation [--seconds 30] [--rate 2] [--be 32] [--promises own,tight,default]
                                        [--model FOLDER] [-- SERVE FLAGS]
-    python -m lab.benchmarks.isolation --peer-python PATH [--budgets 64,128,256,512]
+    python -m lab.benchmarks.isolation [--presets aligned,bros,sarathi] [--peer-python PATH [--budgets 64,128,256,512]]
     python -m lab.benchmarks.isolation --url http://127.0.0.1:8000 [--priority 1]
     python -m lab.benchmarks.isolation --backend simulated [--seconds 40] [--machine zen4] [--off 0.04,0.12] [--hog]
 
@@ -18,11 +18,11 @@ without documents: they do not cause every miss there.
 `--seconds` is the length of each run; simulated runs of several seeds count as one. BE tokens count over a
 whole run, as other servers' clients count them; while chats come, they count from the end of the run's first third: by
 then the first documents have their prompts behind them. With `--hog` another tenant takes half of the memory bandwidth
-(common/hog.py). `alignedserve bench --batch` has documents as lines of a batch, `alignedserve simulate --compare` other
-presets.
+(common/hog.py). `alignedserve bench --batch` has documents as lines of a batch.
 
-With `--peer-python`, a Python that has vLLM's CPU build, vLLM's server is measured after ours, on the same model, with
-documents behind chats (`priority`), and once for each budget of tokens in a step. `--url` asks any server with OpenAI's
+Each of `--presets` runs on a deployment of its own, one after the other, simulated ones too. With `--peer-python`, a
+Python that has vLLM's CPU build, vLLM's server is measured after ours, on the same model, with documents behind chats
+(`priority`), and once for each budget of tokens in a step. `--url` asks any server with OpenAI's
 API, whose model is named `measured`, instead of starting ours.
 """
 
@@ -33,7 +33,7 @@ import asyncio
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -65,6 +65,15 @@ DOCUMENT = {"name": "documents", "service": "be", "prompt": "512-1024", "output"
 IN_FLIGHT = {"arrivals": "closed", "replace": True, "jct_s": 600}
 
 Play = Callable[[str], list[RunRecord]]  # the file of a workload -> a run for each seed
+
+
+@dataclass(frozen=True)
+class Server:
+    """What a load is played on."""
+
+    name: str
+    playing: AbstractContextManager[Play]
+    has_goals: bool = False  # goals for tokens in a second
 
 
 @dataclass(frozen=True)
@@ -164,8 +173,8 @@ def warmed_up(url: str, priority: int | None, has_hog: bool) -> Iterator[Play]:
         yield partial(play_on, url, priority)
 
 
-def simulated(profile: Path, seeds: Sequence[int], has_hog: bool, workload: str) -> list[RunRecord]:
-    trial = SimulationTrial("aligned", workload, profile=str(profile), gateway_ms=GATEWAY_MS)
+def simulated(preset: str, profile: Path, seeds: Sequence[int], has_hog: bool, workload: str) -> list[RunRecord]:
+    trial = SimulationTrial(preset, workload, profile=str(profile), gateway_ms=GATEWAY_MS)
     trials = [replace(trial, seed=seed) for seed in seeds]
     return [hogged(each, profile) if has_hog else record_of(each) for each in trials]
 
@@ -186,21 +195,33 @@ def peer(args: argparse.Namespace, model: Path, budget: int) -> Iterator[Play]:
 
 
 @contextmanager
-def backend(args: argparse.Namespace, folder: Path) -> Iterator[Play]:
-    """Start what the options ask for."""
-    if args.backend == "simulated":
-        machine = MACHINES[args.machine]
-        machine = replace(machine, off=Uncertainty(*args.off)) if args.off else machine
-        save_profile(folder / "steps.json", machine)
-        yield partial(simulated, folder / "steps.json", args.seeds, args.hog)
-        return
-    if args.url:
-        with warmed_up(args.url, args.priority, args.hog) as play:
-            yield play
-        return
-    flags = ("--jobs-directory", str(folder / "jobs"), *args.flags)
+def deployed(args: argparse.Namespace, folder: Path, preset: str) -> Iterator[Play]:
+    flags = ("--preset", preset, "--jobs-directory", str(folder / preset), *args.flags)
     with serve(args.model, *flags) as deployment, warmed_up(deployment.url, args.priority, args.hog) as play:
         yield play
+
+
+def simulations(args: argparse.Namespace, folder: Path) -> Iterator[Server]:
+    machine = MACHINES[args.machine]
+    machine = replace(machine, off=Uncertainty(*args.off)) if args.off else machine
+    profile = folder / "steps.json"
+    save_profile(profile, machine)
+    for preset in args.presets:
+        play = partial(simulated, preset, profile, args.seeds, args.hog)
+        yield Server(preset, nullcontext(play), has_goals=machine.has_goals)
+
+
+def servers(args: argparse.Namespace, folder: Path) -> Iterator[Server]:
+    """Return what the options ask for, in order. Each server starts when its context is entered."""
+    if args.url:
+        yield Server("this server", warmed_up(args.url, args.priority, args.hog), has_goals=True)
+    elif args.backend == "simulated":
+        yield from simulations(args, folder)
+    else:
+        for preset in args.presets:
+            yield Server(preset, deployed(args, folder, preset), has_goals=True)
+    for budget in args.budgets if args.peer_python else ():
+        yield Server(f"vLLM, {budget} tokens a step", peer(args, args.model, budget))
 
 
 # --- Figures
@@ -260,6 +281,7 @@ def main() -> None:
     parser.add_argument("--be", type=int, default=32, help="documents at once")
     promises = [OWN, TIGHT.name, DEFAULT.name]
     parser.add_argument("--promises", type=several(str, promises), default=promises, help="default: all three")
+    parser.add_argument("--presets", type=several(str), default=["aligned"], help="default: aligned")
     parser.add_argument("--backend", choices=("real", "simulated"), default="real")
     parser.add_argument("--model", type=Path, help="real: a model folder with a tokenizer, in place of random weights")
     parser.add_argument("--url", help="real: measure a server that runs, whose model is named measured")
@@ -279,15 +301,12 @@ def main() -> None:
         starts_ours = args.backend == "real" and not args.url
         if starts_ours or args.peer_python:
             args.model = args.model or llama160m(folder / "model")
-
-        def load(play: Play) -> ChatLoad:
-            return ChatLoad(args.rate, args.seconds, args.be, play, folder / "load.yaml")
-
-        with backend(args, folder) as play:
-            measure(load(play), args.promises, has_goals=args.backend == "real" or MACHINES[args.machine].has_goals)
-        for budget in args.budgets if args.peer_python else ():
-            with peer(args, args.model, budget) as play:
-                measure(load(play), args.promises, server=f"vLLM, {budget} tokens a step, ")
+        every = list(servers(args, folder))
+        for server in every:
+            label = f"{server.name}, " if len(every) > 1 else ""
+            with server.playing as play:
+                load = ChatLoad(args.rate, args.seconds, args.be, play, folder / "load.yaml")
+                measure(load, args.promises, server=label, has_goals=server.has_goals)
     sys.exit(status())
 
 
