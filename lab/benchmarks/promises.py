@@ -13,7 +13,7 @@ All runs are simulated: RTX 4090 with Llama-3.1-8B, two colocated workers unless
     refusals   requests refused at 0.7 times the capacity, where nobody needs to be
     lending    a prefill worker that decodes, and a decode worker, against two colocated ones, for each seed: promises
                kept and the gaps between tokens; and tokens of documents that come at once, on 3+1 against 4xcolocated
-    answers    chats with answers of 1,600 tokens at up to 3 times the capacity, 2xcolocated and as 1+1: those
+    answers    chats with answers of 1,600 tokens at up to 3.5 times the capacity, 2xcolocated and as 1+1: those
                that keep all promises, against the most at up to the capacity, and against the best preset
     beside     documents, all at once and one after the other, beside each kind of chats: chats in time against the
                best preset, and tokens of documents against the best preset that keeps as many promises; and the longest
@@ -227,7 +227,7 @@ def be_tokens_per_s(record: RunRecord) -> float:
 
 def answers(_: dict[str, NamedLoad], seeds: Sequence[int], with_all: bool) -> None:
     workload = f"lengths:{ANSWERS.resolve()},first_s={ANSWERS_S}"
-    multiples = (0.75, 1.0, 1.25, 1.5, 2.0, 3.0) if with_all else (1.0, 1.5)
+    multiples = (0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 3.5) if with_all else (1.0, 1.5)
     for cluster, (capacity, others) in ANSWERED.items():
         rows = list(product(("aligned", *others), multiples))
         trials = [SimulationTrial(preset, workload, cluster, 0, multiple * capacity, GPU) for preset, multiple in rows]
