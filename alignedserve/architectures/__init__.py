@@ -11,5 +11,4 @@ routing.py       how tokens choose among the experts of a layer
 stored_form.py   how a folder's linear layers are quantised already
 vectors.py       models that make vectors: encoders, and how a folder makes one of a text
 weight_files.py  the weight files of a model folder
-folding.py       which layers' room takes the KV of which others, behind the windows
 """

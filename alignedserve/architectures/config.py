@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from math import lcm
 from types import MappingProxyType
 from typing import Any
 
-from alignedserve.architectures.folding import LayerFold, fold_of
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.architectures.stored_form import StoredForm, stored_form
-from alignedserve.core import Sight
+from alignedserve.core import Fold, Sight
 from alignedserve.errors import ConfigError, UnsupportedModel
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -287,3 +287,38 @@ def activation(given: Given, key: str, default: str) -> Activation:
     if name not in _ACTIVATIONS:
         raise given.unsupported(f"{key} {name}")
     return _ACTIVATIONS[name]
+
+
+@dataclass(frozen=True)
+class LayerFold:
+    """Gives each layer that reads all the room of some layers that do not: there lie K and V of its older blocks.
+
+    layers of a block   0 window   1 window   2 reads all   3 window   4 window   5 reads all
+    folded: block of    1          2          0             1          2          0           rooms 2 0 1, and 5 3 4
+    """
+
+    fold: Fold
+    rooms: dict[int, tuple[int, ...]]  # layer that reads all -> layers in whose room its blocks lie, its own first
+
+
+def fold_of(sights: Sequence[Sight | None], positions: int) -> LayerFold | None:
+    """Return how layers are folded where some have a sight and the others read all; None where that spares
+    nothing."""
+    whole = [layer for layer, sight in enumerate(sights) if sight is None]
+    narrow = [layer for layer, sight in enumerate(sights) if sight is not None]
+    widest = _widest(sights)
+    if not whole or len(narrow) < len(whole) or widest.most >= positions:
+        return None
+    more = len(narrow) // len(whole)
+    rooms: dict[int, tuple[int, ...]] = {
+        layer: (layer, *narrow[more * at : more * (at + 1)]) for at, layer in enumerate(whole)
+    }
+    return LayerFold(Fold(widest, 1 + more), rooms)
+
+
+def _widest(sights: Sequence[Sight | None]) -> Sight:
+    """Return a sight that reads all that any of these reads."""
+    windows = [sight.window for sight in sights if sight is not None and sight.window is not None]
+    stretches = [sight.stretch for sight in sights if sight is not None and sight.stretch is not None]
+    # A stretch of the least common multiple begins only where a stretch of each length begins.
+    return Sight(max(windows, default=None), lcm(*stretches) if stretches else None)

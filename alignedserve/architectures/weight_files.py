@@ -19,7 +19,7 @@ _OF_GPTQ = "gptq_model*.safetensors"  # as AutoGPTQ named the only file
 _NOT_READ = ("*.bin", "*.gguf", "*.pt", "*.pth", "*.h5", "*.msgpack")  # pickled, or formats of other programs
 FLOATS, _FLOATS_OF_8_BITS = ("F64", "F32", "BF16", "F16"), ("F8_E4M3",)
 _PACKED = (".qweight", ".weight_packed", "_blocks")
-_MXFP4 = ("_blocks", "_scales")  # of experts (engine/weights/mxfp4.py)
+_MXFP4 = ("_blocks", "_scales")  # of experts (engine/weights/forms.py)
 _SCALES, _ZEROS = ("scales", "weight_scale"), ("qzeros", "weight_zero_point")
 _MOST_HEADER = 100_000_000  # bytes; the limit of safetensors itself
 

@@ -22,12 +22,10 @@ from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.vectors import read_pooled
 from alignedserve.core import Adapter, Chunk, Decode, Sampling, StepFailure, StepPlan, StepResult, units_for
-from alignedserve.engine.adapters.kept import KeptAdapters
-from alignedserve.engine.adapters.layers import AdaptedLayers
+from alignedserve.engine.adapters.layers import AdaptedLayers, KeptAdapters
 from alignedserve.engine.calibration import logits_of
 from alignedserve.engine.device import devices, large_pages
-from alignedserve.engine.device.devices import CPU
-from alignedserve.engine.device.memory import out_of_memory
+from alignedserve.engine.device.devices import CPU, out_of_memory
 from alignedserve.engine.device.ranks import ALONE, RankLinks
 from alignedserve.engine.graphs import CAPTURED, STEP_BY_STEP, Capture, DecodeGraphs, places_for, sizes
 from alignedserve.engine.inputs import NOTHING, Before
@@ -39,9 +37,8 @@ from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.model import Attention
 from alignedserve.engine.models.runs import Checker, Run, run_of
 from alignedserve.engine.pooling import Pooler, Vectors, encoded, head_of
-from alignedserve.engine.sampling.reading import Begun, Done, DrawnStep, Passing
+from alignedserve.engine.sampling.reading import Begun, Done, DrawnStep, Passing, next_tokens, result_of, rows_wanted
 from alignedserve.engine.sampling.sampling import NextToken, Sampler
-from alignedserve.engine.sampling.step_result import next_tokens, result_of, rows_wanted
 from alignedserve.engine.weights.forms import weights_of
 from alignedserve.engine.weights.tensors import Weights
 from alignedserve.errors import PlanError, RankLost

@@ -30,7 +30,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from alignedserve.engine.device.memory import out_of_memory
+from alignedserve.engine.device.devices import out_of_memory
 from alignedserve.engine.inputs import Inputs
 from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.spans import Lie

@@ -13,7 +13,7 @@ import torch
 from alignedserve.core import FormOrder
 from alignedserve.engine.copying.aside import AsideCopies, Watch, unwatched
 from alignedserve.engine.copying.copies import PageCopier
-from alignedserve.engine.device.memory import out_of_memory
+from alignedserve.engine.device.devices import out_of_memory
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.device.pinning import Cudart, Pinner
 from alignedserve.engine.engine import Engine

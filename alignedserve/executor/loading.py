@@ -15,8 +15,7 @@ from alignedserve.config.choices import DeviceKind, Graphs, Launcher, LookAhead
 from alignedserve.config.config import Config
 from alignedserve.core import Role
 from alignedserve.engine.calibration import PlainModel
-from alignedserve.engine.device.devices import cache_room, check_shared, device_of, free_memory
-from alignedserve.engine.device.memory import out_of_memory
+from alignedserve.engine.device.devices import cache_room, check_shared, device_of, free_memory, out_of_memory
 from alignedserve.engine.device.ranks import ALONE, RankLinks, Team
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import CAPTURED, STEP_BY_STEP, CudaCapture

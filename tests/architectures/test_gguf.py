@@ -21,7 +21,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.gguf.folder import folder_of
 from alignedserve.architectures.gguf.places import Kind, Rows, kept_bytes, read_places
-from alignedserve.architectures.gguf.splits import SPLITS
+from alignedserve.architectures.gguf.tokenizer import SPLITS
 from alignedserve.architectures.model_source import DEMO_FOLDER, resolve
 from alignedserve.errors import ModelError, UnsupportedModel
 from alignedserve.text.text_model import TextModel

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.architectures.folding import fold_of
+from alignedserve.architectures.config import fold_of
 from alignedserve.core import Decode, Entry, Fold, FoldKv, KvForm, Sampling, ServiceClass, Sight, StepResult, units_for
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.kvpool.arena.extents import Extents

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from alignedserve.architectures.config import fold_of
 from alignedserve.architectures.families.model_config import read_config
-from alignedserve.architectures.folding import fold_of
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.core import (
     Decode,

@@ -28,10 +28,7 @@ from alignedserve.config.config import load as load_config
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.models.families.choice import load_model
 from alignedserve.engine.models.loading import Loader
-from alignedserve.engine.weights.awq import Awq
-from alignedserve.engine.weights.compressed_tensors import CompressedTensors
-from alignedserve.engine.weights.forms import weights_of
-from alignedserve.engine.weights.gptq import Gptq
+from alignedserve.engine.weights.forms import Awq, CompressedTensors, Gptq, weights_of
 from alignedserve.engine.weights.tensors import Cut, Form, Tensors
 from alignedserve.errors import AlignedServeError, ConfigError, ModelError, UnsupportedModel
 from alignedserve.kernels.common import quantised

@@ -9,7 +9,7 @@ import torch
 from gguf import GGMLQuantizationType
 
 from alignedserve.architectures.gguf.places import Kind
-from alignedserve.engine.weights.gguf_blocks import from_blocks
+from alignedserve.engine.weights.gguf_weights import from_blocks
 from tests.gguf_files import QUANTISED, random_blocks
 
 

@@ -1,4 +1,4 @@
-"""Bloom, Falcon, MPT, and OPT, Phi and GPT-NeoX beside this file: LayerNorms, and an MLP without a gate.
+"""Bloom, Falcon, MPT, OPT and GPT-NeoX, and Phi beside this file: LayerNorms, and an MLP without a gate.
 
 Positions turn K and queries (Falcon), or lower a score by the distance of its token, for each head by its own slope
 (ALiBi: Bloom, MPT, the first Falcons), or are vectors that are added to those of tokens (OPT).
@@ -233,3 +233,79 @@ def _in_bf16(number: float) -> float:
     """Return the nearest number of bf16, as Falcon rounds its slopes."""
     mantissa, exponent = frexp(number)
     return ldexp(round(mantissa * 2**_BF16_BITS), exponent - _BF16_BITS)
+
+
+_OPT_NAMES = BloomNames(
+    embedding="model.decoder.embed_tokens",
+    layers="model.decoder.layers",
+    final_norm="model.decoder.final_layer_norm",
+    attention_norm="self_attn_layer_norm",
+    mlp_norm="final_layer_norm",
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    out="self_attn.out_proj",
+    up="fc1",
+    down="fc2",
+    positions="model.decoder.embed_positions",
+    project_in="model.decoder.project_in",
+    project_out="model.decoder.project_out",
+)
+
+
+def read_opt(given: Given) -> BloomConfig:
+    """Read OPT: learned positions; LayerNorm before each block, or after it as in the 350m."""
+    known = common(given)
+    head_dim = whole_head(given, known["hidden_size"], known["num_heads"])
+    norm_first = given.flag("do_layer_norm_before", True)
+    return BloomConfig(
+        **known,
+        names=_OPT_NAMES,
+        order=LayerOrder.SERIAL if norm_first else LayerOrder.NORMS_LAST,
+        num_kv_heads=known["num_heads"],
+        head_dim=head_dim,
+        intermediate_size=given.whole("ffn_dim"),
+        embedding_dim=given.whole("word_embed_proj_dim", known["hidden_size"]),
+        final_norm=norm_first and not given.flag("_remove_final_layer_norm"),
+        norm_eps=1e-5,
+        norm_affine=given.flag("layer_norm_elementwise_affine", True),
+        bias=given.flag("enable_bias", True),
+        activation=activation(given, "activation_function", "relu"),
+        tied_embeddings=given.flag("tie_word_embeddings", True),
+    )
+
+
+_NEOX_NAMES = BloomNames(
+    embedding="gpt_neox.embed_in",
+    layers="gpt_neox.layers",
+    final_norm="gpt_neox.final_layer_norm",
+    attention_norm="input_layernorm",
+    mlp_norm="post_attention_layernorm",
+    qkv=("attention.query_key_value",),
+    out="attention.dense",
+    up="mlp.dense_h_to_4h",
+    down="mlp.dense_4h_to_h",
+    heads=("embed_out", "lm_head"),  # in transformers 4 and on the hub, and in transformers 5
+)
+
+
+def read_gpt_neox(given: Given) -> BloomConfig:
+    """Read GPT-NeoX: part of each head turns; attention and MLP run side by side or one after the other."""
+    known = common(given)
+    head_dim = whole_head(given, known["hidden_size"], known["num_heads"])
+    theta, share = given.number("rotary_emb_base", THETA), given.number("rotary_pct", 0.25)
+    rope = read_rope(given, rope_section(given), theta, head_dim, share)
+    if not 0 < rope.dim + rope.dim % 2 <= head_dim:  # numbers turn in pairs
+        raise given.wrong("rotary_pct", f"a share of the head's {head_dim} numbers", share)
+    return BloomConfig(
+        **known,
+        names=_NEOX_NAMES,
+        order=LayerOrder.TWO_NORMS if given.flag("use_parallel_residual", True) else LayerOrder.SERIAL,
+        num_kv_heads=known["num_heads"],
+        head_dim=head_dim,
+        intermediate_size=given.whole("intermediate_size"),
+        norm_eps=given.number("layer_norm_eps", 1e-5),
+        rope=rope,
+        bias=given.flag("attention_bias", True),
+        mlp_bias=True,
+        activation=activation(given, "hidden_act", "gelu"),
+        tied_embeddings=given.flag("tie_word_embeddings"),
+    )

@@ -1,11 +1,12 @@
 """The Llama family: Llama 1 to 3 and Yi, Mistral, Qwen2, Qwen3; they differ in biases, norms of q and k, windows.
 
-Models of other names compute alike and differ more: mixtures, Gemma, GLM and Phi-3, whose files are beside this one.
+Models of other names compute alike and differ more: mixtures, Gemma and Phi-3, whose files are beside this one, and GLM
+below.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from alignedserve.architectures.config import Activation, check_silu, common, heads_of_k
 from alignedserve.architectures.given import Given
@@ -168,3 +169,20 @@ def read_family(
         qk_norm=qk_norm,
         qk_norm_is_wide=qk_norm_is_wide,
     )
+
+
+_ENDS = frozenset({151_329, 151_336, 151_338})
+_NAMES = LayerNames(gate_up="gate_up_proj")
+
+
+def read_glm(given: Given) -> LlamaConfig:
+    share = given.number("partial_rotary_factor", 0.5)
+    bias = given.flag("attention_bias", True)
+    config = read_family(given, kv_heads=2, head_dim=128, qkv_bias=bias, turned_share=share)
+    return replace(config, names=_NAMES, turns_neighbours=True, eos_tokens=config.eos_tokens or _ENDS)
+
+
+def read_glm4(given: Given) -> LlamaConfig:
+    """Read a GLM-4-0414, where what attention and MLP add goes through a norm."""
+    names = replace(_NAMES, after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm")
+    return replace(read_glm(given), names=names)

@@ -7,13 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from alignedserve.architectures.config import DTYPE_BYTES, ModelConfig
-from alignedserve.architectures.families.bloom import read_bloom, read_falcon, read_mpt
+from alignedserve.architectures.families.bloom import read_bloom, read_falcon, read_gpt_neox, read_mpt, read_opt
 from alignedserve.architectures.families.deepseek import read_deepseek_v2, read_deepseek_v3, read_youtu
 from alignedserve.architectures.families.gemma import read_gemma, read_gemma2, read_gemma3, read_gemma3_with_images
 from alignedserve.architectures.families.generic import read_generic
-from alignedserve.architectures.families.glm import read_glm, read_glm4
-from alignedserve.architectures.families.gpt_neox import read_gpt_neox
-from alignedserve.architectures.families.llama import read_llama, read_mistral, read_qwen2, read_qwen3
+from alignedserve.architectures.families.llama import (
+    read_glm,
+    read_glm4,
+    read_llama,
+    read_mistral,
+    read_qwen2,
+    read_qwen3,
+)
 from alignedserve.architectures.families.llama4 import read_llama4, read_llama4_with_images
 from alignedserve.architectures.families.mixtures import (
     read_dots1,
@@ -25,7 +30,6 @@ from alignedserve.architectures.families.mixtures import (
     read_qwen2_moe,
     read_qwen3_moe,
 )
-from alignedserve.architectures.families.opt import read_opt
 from alignedserve.architectures.families.phi import read_phi, read_phi3
 from alignedserve.architectures.given import Given, read_json
 from alignedserve.architectures.vectors import HEAD, is_encoder, num_labels, read_encoder

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from alignedserve.architectures.gguf.facts import Facts
+from alignedserve.architectures.gguf.file import Facts
 from alignedserve.architectures.gguf.places import Rows
 
 _FACTORS, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"

@@ -151,3 +151,33 @@ class _Cursor:
             raise ValueError(f"its metadata has a value of the unknown type {kind}")
         of, count = self.number("I"), self.number("Q")
         return list(self._numbers(count, _FIXED[of])) if of in _FIXED else [self.value(of) for _ in range(count)]
+
+
+class Facts:
+    """The metadata of a file's architecture."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file, self.tensors = file, file.tensors
+        self.architecture: str = _checked(file, "general.architecture", file.metadata.get("general.architecture"), str)
+
+    def get(self, key: str) -> Any:
+        return self.file.metadata.get(f"{self.architecture}.{key}")
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        value = self.get(key)
+        number: int = _checked(self.file, f"{self.architecture}.{key}", default if value is None else value, int)
+        return number
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key)
+        value = default if value is None else value
+        return float(_checked(self.file, f"{self.architecture}.{key}", value, (int, float)))
+
+    def unsupported(self, what: str) -> UnsupportedModel:
+        return UnsupportedModel(f"{self.file.path}: {what} is not supported")
+
+
+def _checked(file: GgufFile, key: str, value: Any, kind: Any) -> Any:
+    if isinstance(value, kind) and not isinstance(value, bool):
+        return value
+    raise ModelError(f"{file.path}: its metadata has {'no ' if value is None else 'a wrong '}{key}")

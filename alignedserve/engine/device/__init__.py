@@ -3,7 +3,6 @@
 devices.py      The device of an engine, a CPU or one GPU, and everything that only a GPU needs.
 groups.py       Connections of two workers, over which KV travels.
 large_pages.py  Memory for weights and KV in pages of 2 MiB, where the system provides them.
-memory.py       Tells whether a step has failed because memory was too small.
 pace.py         The pace of copies beside the steps: full speed while no step runs, else few turns.
 pinning.py      Registers the arena's mapping with CUDA, so that copies to and from a GPU need no stop.
 rank_store.py   What ranks tell each other to make NCCL's communicator.

@@ -12,6 +12,7 @@ from alignedserve.errors import ConfigError, MemoryTooSmall
 if TYPE_CHECKING:
     from alignedserve.sizing.memory import MemoryDemand
 
+
 CPU = torch.device("cpu")
 _MIB = 1 << 20
 
@@ -145,3 +146,21 @@ def cache_room(device: str, free: int, given_mb: int | None, demand: MemoryDeman
         advice = "free some of it, or lower engine.max_step_tokens, or engine.gpu_reserve_mb"
         needs = f"and beside KV {needs}"
     raise MemoryTooSmall(f"{device} has {free // _MIB} MB free beside the weights, {needs}: {advice}")
+
+
+# Messages of torch that are not an OutOfMemoryError: from the CPU's allocator, oneDNN and MKL, and from CUDA's
+# libraries, such as CUBLAS_STATUS_ALLOC_FAILED.
+_MESSAGES = (
+    *("can't allocate memory", "not enough memory", "could not create a memory"),
+    *("out of memory", "status_alloc_failed"),
+)
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """Return the first line of the error, or None if memory was not its reason."""
+    message = str(error).partition("\n")[0]
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return message or "out of memory"
+    if isinstance(error, RuntimeError) and any(words in message.lower() for words in _MESSAGES):
+        return message
+    return None

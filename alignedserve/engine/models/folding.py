@@ -20,7 +20,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from alignedserve.architectures.folding import LayerFold
+from alignedserve.architectures.config import LayerFold
 from alignedserve.engine.models.runs import Run
 from alignedserve.errors import PlanError
 from alignedserve.kernels.common.placing import on_device

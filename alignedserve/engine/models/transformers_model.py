@@ -29,7 +29,7 @@ from torch import Tensor
 from alignedserve.architectures.families.generic import GenericConfig
 from alignedserve.architectures.gguf.places import PLACES
 from alignedserve.architectures.quantization import Quantization
-from alignedserve.engine.device.memory import out_of_memory
+from alignedserve.engine.device.devices import out_of_memory
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.transformers_layers import quantise_layers, read_weights, reads_as_stored

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from alignedserve.core import History, Sampling
-from alignedserve.engine.sampling.grammar import Grammar, make_grammar
-from alignedserve.engine.sampling.reasoning import AfterReasoning
+from alignedserve.engine.sampling.grammar import AfterReasoning, Grammar, make_grammar
 from alignedserve.errors import PlanError
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.text.syntax import Syntaxes
