@@ -7,7 +7,6 @@ errors.py    Every error that AlignedServe raises on purpose.
 fallbacks.py What a process does otherwise, since something does not work or is missing.
 http_client.py The HTTP client of commands, of `LLM` and of the lab.
 locks.py     Locks between the processes of one user, on files that nobody else can open.
-precision.py How a process keeps the weights of its model, and what that costs.
 safe_path.py Keeps the working directory off the path on which Python finds modules.
 signs.py     Signs of life of a part that starts: what it does, and how far it is.
 """
@@ -25,8 +24,8 @@ NO_LAB = f"is part of {LAB}, which is not installed: pip install --force-reinsta
 _HOMES = {
     "LLM": "alignedserve.api.llm",
     "Deployment": "alignedserve.api.deployment",
-    "SamplingParams": "alignedserve.api.parameters",
-    "Slo": "alignedserve.api.parameters",
+    "SamplingParams": "alignedserve.api.outputs",
+    "Slo": "alignedserve.api.outputs",
     "RequestOutput": "alignedserve.api.outputs",
     "CompletionOutput": "alignedserve.api.outputs",
     "simulate": f"{LAB}.api.simulating",

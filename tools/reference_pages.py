@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))  # the tests have a deployment that shows every metric once
 
 from alignedserve.config import config  # noqa: E402
+from alignedserve.config.choices import CALL_FORMATS  # noqa: E402
 from alignedserve.config.config import every_setting  # noqa: E402
 from alignedserve.config.presets import PRESETS  # noqa: E402
 from alignedserve.config.setting import Reach, Setting  # noqa: E402
@@ -39,7 +40,6 @@ from alignedserve.protocol.messages import Message  # noqa: E402
 from alignedserve.router import lifecycle  # noqa: E402
 from alignedserve.simulator.machines.faults import Fault  # noqa: E402
 from alignedserve.text.calls.formats import FORMATS  # noqa: E402
-from alignedserve.text.calls.names import CALL_FORMATS  # noqa: E402
 from alignedserve.text.reasoning.families import FAMILIES  # noqa: E402
 from alignedserve.worker.step import states as worker_states  # noqa: E402
 from tests.metrics.deployment import exposed  # noqa: E402

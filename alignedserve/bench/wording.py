@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from alignedserve.bench.answer import StreamedAnswer
 from alignedserve.core import Request
 from alignedserve.loads.workload import Mixture
-from alignedserve.loads.workload.chats import ChatLengths, Message
+from alignedserve.loads.workload.files import ChatLengths, Message
 from alignedserve.loads.workload.tape import VOCABULARY
 
 _FIRST_ID = 100  # ids below are special tokens in many vocabularies; no model has fewer than 1,100 tokens

@@ -66,3 +66,25 @@ class LogFormat(str, Enum):
 class MetricsPrefix(str, Enum):
     ALIGNEDSERVE = "alignedserve"
     VLLM = "vllm"
+
+
+# The formats of calls by vLLM's names. It has two names for some that are read alike.
+CALL_FORMATS = {
+    **{name: name for name in ("openai", "mistral", "deepseek_v3", "deepseek_v31", "kimi_k2", "glm45", "qwen3_coder")},
+    **{name: name for name in ("seed_oss", "cohere_command3", "phi4_mini_json", "granite", "hermes")},
+    **{name: name for name in ("llama4_pythonic", "pythonic", "llama3_json")},
+    "granite4": "hermes",
+    "glm47": "glm45",
+    "llama4_json": "llama3_json",
+    "qwen3_xml": "qwen3_coder",
+}
+
+
+AUTO, NONE = "auto", "none"  # as the chat template shows; answers are not parted
+
+REASONING_FAMILIES = (
+    *("deepseek_r1", "deepseek_v3", "deepseek_v4", "ernie45", "cohere_command3", "cohere_command4", "gemma4", "glm45"),
+    *("glm47", "granite", "holo2", "hunyuan_a13b", "hy_v3", "inkling", "kimi", "kimi_k2", "kimi_k3", "mimo"),
+    *("minimax_m2", "minimax_m3", "mistral", "nemotron_v3", "olmo3", "openai_gptoss", "poolside_v1", "qwen3"),
+    *("seed_oss", "solar_open2", "step3", "step3p5"),
+)

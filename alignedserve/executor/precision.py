@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from alignedserve import precision
 from alignedserve.architectures.model_source import cache_directory
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.vectors import EncoderConfig
@@ -30,6 +29,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.machine.resources import memory
 from alignedserve.machine.whole_file import one_at_a_time, whole_file
 from alignedserve.shell.part import Place
+from alignedserve.shell.process import note_weights
 from alignedserve.signs import Stage
 from alignedserve.sizing.memory import demand, plain
 
@@ -130,7 +130,7 @@ def say_precision(engine: Engine, found: PlainModel | str | None) -> None:
     if isinstance(found, str):
         log.info("weights as %s: how far that is from the plain model is not measured, since %s", kept, found)
         kept += f"; not compared with the plain model, since {found}"
-    precision.keeps(kept)
+    note_weights(kept)
 
 
 def _measured(engine: Engine, found: PlainModel) -> str:

@@ -38,7 +38,7 @@ from alignedserve.gateway.responses.types import (
 )
 from alignedserve.gateway.starting import Starter
 from alignedserve.gateway.streaming import parts_response
-from alignedserve.store.response import StoredResponse
+from alignedserve.store.store import StoredResponse
 
 MOST_SENT_BYTES = 128 << 20  # of kept responses that one key has sent to it at once; a single one may have more
 

@@ -37,7 +37,7 @@ from alignedserve.launch.placing import (
 )
 from alignedserve.launch.start import PartActor
 from alignedserve.protocol.messages import rank_of
-from alignedserve.shell.inboxes import PREFIX
+from alignedserve.shell.links import PREFIX
 from alignedserve.shell.part import PartSpec
 
 T = TypeVar("T")

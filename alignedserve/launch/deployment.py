@@ -26,9 +26,8 @@ from alignedserve.launch.succession import OUTLIVE_S, Left, Process, Record, Rec
 from alignedserve.protocol.messages import LAUNCHER, Attempt, Died, Retire, Started
 from alignedserve.shell.control import Door, HeardOrder, LauncherOrder
 from alignedserve.shell.exit_code import ExitCode
-from alignedserve.shell.inboxes import inbox
 from alignedserve.shell.link_keys import DeploymentKeys
-from alignedserve.shell.links import Pulse
+from alignedserve.shell.links import Pulse, inbox
 from alignedserve.shell.logs import set_up
 from alignedserve.shell.part import PartSpec
 from alignedserve.shell.signs import SignInbox

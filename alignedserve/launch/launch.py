@@ -24,7 +24,7 @@ from alignedserve.launch.plan import check_open_files, plan
 from alignedserve.launch.processes import ForkServers, Processes, fork_servers
 from alignedserve.launch.succession import OUTLIVE_S, Left, RecordFile, asks_the_same, may_outlive, with_settings_of
 from alignedserve.protocol.wire import VERSION
-from alignedserve.shell.inboxes import PREFIX, remove_sockets
+from alignedserve.shell.links import PREFIX, remove_sockets
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import PartSpec
 from alignedserve.sizing.accelerator import choose, decide

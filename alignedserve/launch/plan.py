@@ -18,7 +18,7 @@ from alignedserve.machine.resources import allow_open_files
 from alignedserve.protocol.messages import ROUTER, rank_suffix
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.control import door_of
-from alignedserve.shell.inboxes import PREFIX, inbox, remove_dead_sockets
+from alignedserve.shell.links import PREFIX, inbox, remove_dead_sockets
 from alignedserve.shell.part import PartSpec
 from alignedserve.sizing.adapters import check_names
 from alignedserve.sizing.capacity import capacity

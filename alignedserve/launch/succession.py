@@ -33,8 +33,8 @@ from alignedserve.locks import locked, open_private
 from alignedserve.protocol.messages import Life
 from alignedserve.protocol.wire import VERSION
 from alignedserve.shell.control import door_of, private_socket
-from alignedserve.shell.inboxes import remove_sockets
 from alignedserve.shell.link_keys import DeploymentKeys
+from alignedserve.shell.links import remove_sockets
 from alignedserve.shell.part import PartSpec
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,6 @@
 """Metrics in Prometheus' format, under the names that vLLM's users know.
 
-exposition.py   The text form: blocks of one family each, and how the blocks of several parts merge.
-series.py       Metrics of one process: their prefix, and the labels with its part and the model's name.
+series.py       Metrics of one process, their text form, and how the texts of several parts merge.
 requests.py     The requests that this process owns: a gateway's, and the job runner's lines, and their kept promises.
 meter.py        Measures one request from arrival to end.
 recent.py      An owner's requests of the last 15 minutes, for the live page.

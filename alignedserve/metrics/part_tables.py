@@ -13,8 +13,7 @@ from itertools import accumulate
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from alignedserve.core import Usage
-from alignedserve.metrics.exposition import label, line
-from alignedserve.metrics.series import PART
+from alignedserve.metrics.series import PART, label, line
 from alignedserve.protocol.figures import (
     RATIOS,
     SPREADS,

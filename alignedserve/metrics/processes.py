@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from alignedserve.metrics.exposition import block, label, line
 from alignedserve.metrics.part_tables import PartMetric, Values
-from alignedserve.metrics.series import PART
+from alignedserve.metrics.series import PART, block, label, line
 from alignedserve.protocol.figures import GpuFigures, MachineFigures, ProcessFigures
 
 # --- Processes

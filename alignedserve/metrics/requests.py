@@ -22,11 +22,10 @@ from alignedserve.config.choices import MetricsPrefix
 from alignedserve.config.prices import Prices
 from alignedserve.core import DEADLINES, ServiceClass, Spent
 from alignedserve.fallbacks import fallbacks
-from alignedserve.metrics.exposition import in_turns
 from alignedserve.metrics.part_tables import FALLBACKS
 from alignedserve.metrics.processes import process_blocks
 from alignedserve.metrics.recent import RequestLog
-from alignedserve.metrics.series import MetricFamily, Series
+from alignedserve.metrics.series import MetricFamily, Series, in_turns
 from alignedserve.shell.process import own_process
 
 FAILED = "error"  # the finish of a request that an error of ours ended

@@ -1,17 +1,71 @@
 """Learn from the frames that reach a process which members came or went, which frames were lost, and what to drop.
 
+What each peer may say, its role decides; what else it says is dropped. A part that has gone mad, or a process that has
+stolen the keys of the parts, can so declare no death, name no members and speak for no other role.
+
 The turn loop, the links and the simulator share this file; it does no IO.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from alignedserve.core import Role
 from alignedserve.errors import CastOut
+from alignedserve.forms.messages import FORM_SPEECH
 from alignedserve.protocol.events import LinkGap, MemberJoined, MemberLost, Received
-from alignedserve.protocol.messages import LAUNCHER, ROUTER, Died, Heartbeat, Life, Member, Message, Retire, Started
-from alignedserve.protocol.speech import Refusals, may_say
+from alignedserve.protocol.messages import (
+    LAUNCHER,
+    ROUTER,
+    Acknowledge,
+    Acquit,
+    AskBatch,
+    AskDecisions,
+    AskPages,
+    AskPrefix,
+    AttemptLost,
+    Batch,
+    Cancel,
+    Commit,
+    Decisions,
+    Declare,
+    Decline,
+    Died,
+    Expect,
+    Figures,
+    GiveBack,
+    Heartbeat,
+    Holding,
+    Infeasible,
+    Inquire,
+    Keep,
+    Kept,
+    LeasePages,
+    Life,
+    Member,
+    Members,
+    Message,
+    Missed,
+    Offer,
+    Prefill,
+    Prefix,
+    Progress,
+    Pull,
+    Refused,
+    Release,
+    Report,
+    Resend,
+    Reserve,
+    Retire,
+    Spoiled,
+    Started,
+    StepLate,
+    Submit,
+    Tokens,
+    Used,
+)
 from alignedserve.protocol.wire import Envelope
 
 UNNUMBERED = 0  # the number of a heartbeat, which comes from a thread of its own
@@ -169,3 +223,51 @@ class Heard:
             return []
         self._last[sender, incarnation] = number
         return [received] if number == last + 1 else [LinkGap(sender), received]
+
+
+log = logging.getLogger("alignedserve.links")
+
+_OWNER = (Heartbeat, Submit, Cancel, Acquit, Declare, Inquire, Resend, Acknowledge, Missed)
+_HOLDER = (Heartbeat, Progress, Holding, Figures, Missed)
+_WORKER = (*_HOLDER, Tokens, Used, AskPages, AskPrefix, Spoiled, Commit, Release, Offer, Pull, Decisions)
+_OF_ROUTER = (
+    *(Members, Refused, Infeasible, AttemptLost, Prefill, Expect, Cancel, Inquire, Retire, Figures, Missed),
+    Decisions,
+    Reserve,
+    StepLate,
+)
+
+_BY_LAUNCHER = frozenset[type]({Started, Died, Retire})
+_BY_ROLE: Mapping[Role, frozenset[type]] = MappingProxyType(
+    {
+        Role.ROUTER: frozenset(_OF_ROUTER),
+        Role.GATEWAY: frozenset((*_OWNER, AskDecisions)),
+        Role.JOBS: frozenset(_OWNER),
+        Role.POOL: frozenset((*_HOLDER, LeasePages, GiveBack, Prefix, Batch, Kept, Expect, Inquire, Cancel)),
+        Role.PREFILL: frozenset((*_WORKER, Expect, Keep)),
+        Role.DECODE: frozenset((*_WORKER, Report, Cancel, Decline, AskBatch, Keep)),
+    }
+)
+
+
+def may_say(role: Role | None, kind: type) -> bool:
+    """Return whether a member of this role may send messages of this kind; None is the launcher."""
+    return kind in _BY_LAUNCHER if role is None else kind in _BY_ROLE[role] or kind in FORM_SPEECH.get(role, ())
+
+
+class Refusals:
+    """What was dropped because its sender may not say it: counted, with one line in the log for each sender."""
+
+    _MOST_LINES = 20  # a stranger may use many names
+
+    def __init__(self, me: str) -> None:
+        self._me = me
+        self._senders: set[str] = set()
+        self.count = 0
+
+    def note(self, sender: str, message: object) -> None:
+        self.count += 1
+        if sender not in self._senders and len(self._senders) < self._MOST_LINES:
+            self._senders.add(sender)
+            # without the content, which may be a prompt
+            log.warning("%s drops what %.60r may not say: %s", self._me, sender, type(message).__name__)

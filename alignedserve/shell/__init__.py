@@ -1,12 +1,10 @@
 """The shell, which runs a core as a process: the turn loop, links between processes, the clock and logs.
 
-answer_limit.py  Ends a custom policy that does not answer.
 bounded_threads.py  Threads for work on what clients send, which is given up after a while.
 clock.py         The clock of every process, which never jumps.
 control.py       How a user speaks to a running deployment: `alignedserve stop`, `alignedserve scale`.
 event_loop.py    The event loop of asyncio.
 exit_code.py     How a part's process says, as it ends, whether to start it again.
-inboxes.py       The addresses of inboxes on one machine, where no other user may connect.
 journal.py       Log lines that say where a request goes next, and never quote its text.
 link_keys.py     The keys of a deployment's links: only a process that has them may send.
 links.py         Links between processes: each process has one inbox and a one-way link to each other member.

@@ -10,21 +10,25 @@ from __future__ import annotations
 import logging
 import math
 import queue
+import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import zmq
 
+from alignedserve.core import Choice, Request, Sampling
 from alignedserve.errors import AlignedServeError, WireError
 from alignedserve.protocol.events import LinkGap, Received
 from alignedserve.protocol.membership import UNNUMBERED, Heard
-from alignedserve.protocol.messages import ROUTER, Attempt, Message
-from alignedserve.protocol.prompts import SharedPrompts
+from alignedserve.protocol.messages import ROUTER, Attempt, Message, Prefill, Submit
 from alignedserve.protocol.wire import Envelope, attempts_in, decode, encode
+from alignedserve.shell.control import private_socket
 from alignedserve.shell.link_keys import LinkKeys
 
 log = logging.getLogger("alignedserve.links")
@@ -187,8 +191,8 @@ class Links:
             link.socket.close(linger=200)  # the last messages still go out
         with self._waker_lock:  # a socket that is closed during a send ends the process
             self._waker.close(linger=0)
-        for socket in (self._inbox, self._woken):
-            socket.close(linger=0)
+        for end in (self._inbox, self._woken):
+            end.close(linger=0)
         self._doorkeeper.close()
         self._context.term()
 
@@ -259,3 +263,89 @@ class Pulse:
             return self._said.get(timeout=self._interval_s)
         except queue.Empty:
             return self._look(self._message)
+
+
+class SharedPrompts:
+    """Keeps once the prompt and the rules that the requests of a body have in common.
+
+    Each choice of a body comes in its own frame: a body of some kilobytes with many choices would take megabytes.
+    """
+
+    def __init__(self) -> None:
+        self._prompt: tuple[int, ...] = ()
+        self._stop_tokens: tuple[int, ...] = ()
+        self._rules: Sampling | None = None  # the last rules that may be long
+
+    def share(self, envelope: Envelope) -> Envelope:
+        """Return the envelope; fields that equal those of the request before share its objects."""
+        message = envelope.message
+        if not isinstance(message, Submit | Prefill):
+            return envelope
+        shared = self._shared(message.request)
+        return envelope if shared is message.request else replace(envelope, message=replace(message, request=shared))
+
+    def _shared(self, request: Request) -> Request:
+        if request.prompt == self._prompt:
+            request = replace(request, prompt=self._prompt)
+        if request.stop_tokens == self._stop_tokens:
+            request = replace(request, stop_tokens=self._stop_tokens)
+        self._prompt, self._stop_tokens = request.prompt, request.stop_tokens
+        own, last = request.sampling, self._rules
+        if own.logit_bias or own.allowed_tokens or own.grammar is not None or own.syntax:
+            if last is not None and _rules(own) == _rules(last):
+                bias, allowed, grammar, syntax = _rules(last)
+                own = replace(own, logit_bias=bias, allowed_tokens=allowed, grammar=grammar, syntax=syntax)
+                request = replace(request, sampling=own)
+            self._rules = own
+        return request
+
+
+def _rules(of: Sampling) -> tuple[tuple[tuple[int, float], ...], bytes, Choice | None, str]:
+    return of.logit_bias, of.allowed_tokens, of.grammar, of.syntax
+
+
+# --- Inboxes of a deployment on one machine: sockets in a folder that only its user can open
+#
+# The keys of links (link_keys.py) say who is heard, but only after a handshake: whoever may connect can hold
+# connections open, and make a part keep room for a frame, before it. At these sockets no other user of the machine may
+# connect. Killed parts leave theirs behind; their next life, their launcher or the next deployment removes them.
+
+PREFIX = "alignedserve-"  # of the names of all deployments
+_YOUNG_S = 0.1  # a socket is there before its process listens, though for less than this
+
+
+def inbox(deployment: str, part: str, incarnation: int | None = None) -> str:
+    """Return the address of a part, or of one of its lives; raises ControlError if there is no folder for it."""
+    life = "" if incarnation is None else f".{incarnation}"
+    return f"ipc://{private_socket(f'{deployment}-{part}{life}')}"
+
+
+def remove_sockets(deployment: str, beginning: str = "") -> None:
+    """Remove the sockets that killed parts of this deployment have left, or those whose names begin so."""
+    for path in _sockets(f"{deployment}-{beginning}"):
+        path.unlink(missing_ok=True)
+
+
+def remove_dead_sockets() -> None:
+    """Remove the sockets of deployments whose launcher was killed too."""
+    if dead := [path for path in _sockets(PREFIX) if not _is_heard(path)]:
+        time.sleep(_YOUNG_S)
+        for path in dead:
+            if not _is_heard(path):
+                path.unlink(missing_ok=True)
+
+
+def _sockets(prefix: str) -> list[Path]:
+    return list(private_socket(prefix).parent.glob(f"{prefix}*.sock"))
+
+
+def _is_heard(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.setblocking(False)  # whoever listens may be busy
+        try:
+            connection.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+        return True

@@ -27,12 +27,10 @@ from alignedserve.protocol.events import Event
 from alignedserve.protocol.messages import Heartbeat, Life, Member, rank_suffix
 from alignedserve.protocol.wire import MOST_FRAME_BYTES
 from alignedserve.scheduling.policy import Policy
-from alignedserve.shell.answer_limit import AnswerLimit
 from alignedserve.shell.clock import Clock, ClockOrigin
-from alignedserve.shell.inboxes import inbox, remove_sockets
 from alignedserve.shell.link_keys import LinkKeys
-from alignedserve.shell.links import Links, Pulse
-from alignedserve.shell.loop_watch import LoopWatch
+from alignedserve.shell.links import Links, Pulse, inbox, remove_sockets
+from alignedserve.shell.loop_watch import AnswerLimit, LoopWatch
 from alignedserve.shell.shell import BeginAside, Shell
 from alignedserve.shell.turn import Core, Hands
 from alignedserve.shell.work_note import WorkNote, note_of
@@ -66,7 +64,7 @@ class PartSpec:
     outlive_s: float = 0.0  # how long the part goes on without a launcher (launch/succession.py)
     replaces: str = ""  # the part that ends when this one runs; a gateway takes its connections over
     lends: bool = False  # whether this prefill worker decodes too: to other parts it is a decode worker
-    is_private: bool = False  # whether inboxes are sockets that only this user can open (inboxes.py), and no ports
+    is_private: bool = False  # whether inboxes are sockets that only this user can open (links.py), and no ports
 
     @property
     def acts_as(self) -> Role:

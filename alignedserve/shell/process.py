@@ -18,7 +18,6 @@ from alignedserve.machine.energy import metered
 from alignedserve.machine.gpus import GpuUse, OpenDriver
 from alignedserve.machine.resources import memory
 from alignedserve.policies.guard import Failures
-from alignedserve.precision import kept
 from alignedserve.protocol.figures import (
     EnergyFigures,
     FailedPolicy,
@@ -71,7 +70,7 @@ def own_process() -> ProcessFigures | None:
         python=platform.python_version(),
         garbage=tuple(Garbage(**generation) for generation in gc.get_stats()),
         fell_back=fallbacks(),
-        weights=kept(),
+        weights=weights_kept(),
         machine=_machine().figures(),
         energy=None if meter is None else EnergyFigures(meter.joules, meter.rest_joules, meter.source),
     )
@@ -124,3 +123,17 @@ class MachineMeter:
         total = found.total if found.limit is None else min(found.total, found.limit)
         gpus = tuple(GpuFigures(*use) for use in self._gpus())
         return MachineFigures(busy, cores, max(0, total - found.available), total, gpus)
+
+
+_weights = ""
+
+
+def note_weights(words: str) -> None:
+    """Say how weights are kept."""
+    global _weights
+    _weights = words
+
+
+def weights_kept() -> str:
+    """Return what was said; empty in a process without weights."""
+    return _weights

@@ -43,7 +43,6 @@ from alignedserve.store.redis_client import (
     is_replicated,
     key_prefix,
 )
-from alignedserve.store.response import StoredResponse
 from alignedserve.store.store import (
     MOST_TOGETHER,
     Holder,
@@ -56,6 +55,7 @@ from alignedserve.store.store import (
     Record,
     StoreDescription,
     StoredFile,
+    StoredResponse,
     check_schema,
 )
 

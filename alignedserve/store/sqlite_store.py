@@ -23,7 +23,6 @@ import msgspec
 
 from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull
 from alignedserve.store.job import Forecast, Job, LineCounts, LineResult
-from alignedserve.store.response import StoredResponse
 from alignedserve.store.store import (
     MOST_TOGETHER,
     Holder,
@@ -36,6 +35,7 @@ from alignedserve.store.store import (
     Record,
     StoreDescription,
     StoredFile,
+    StoredResponse,
     check_schema,
 )
 

@@ -18,15 +18,20 @@ from tokenizers import Encoding, Tokenizer
 from alignedserve.architectures.families.model_config import read_json
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.vectors import PooledRule
+from alignedserve.config.choices import AUTO
 from alignedserve.core import Sampling
 from alignedserve.errors import ModelError, PromptError
-from alignedserve.text.calls.describing import described, with_short_ids
-from alignedserve.text.calls.formats import GENERAL, CallFormat, find_call_format, named_call_format
-from alignedserve.text.chat_template import USUAL, ChatTemplate, Rendering
+from alignedserve.text.calls.formats import (
+    GENERAL,
+    CallFormat,
+    described,
+    find_call_format,
+    named_call_format,
+    with_short_ids,
+)
+from alignedserve.text.chat_template import USUAL, ChatTemplate, Rendering, encode, surely_exceeds
 from alignedserve.text.decoding import IncrementalDecoder
-from alignedserve.text.encoding import encode, surely_exceeds
 from alignedserve.text.reasoning.families import ReasoningFamily, choose_family
-from alignedserve.text.reasoning.names import AUTO
 from alignedserve.text.syntax_trial import SyntaxTrial
 
 _TOKENIZER, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"

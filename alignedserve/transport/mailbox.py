@@ -19,8 +19,8 @@ import zmq
 
 from alignedserve.engine.device.groups import BrokenGroup
 from alignedserve.errors import TransportError
-from alignedserve.shell.inboxes import inbox
 from alignedserve.shell.link_keys import LinkKeys
+from alignedserve.shell.links import inbox
 from alignedserve.shell.part import PartSpec
 
 _OPTIONS = {

@@ -18,8 +18,7 @@ from alignedserve.cost.sums import added
 from alignedserve.lab.devices.hardware import Hardware
 from alignedserve.lab.planning.deployments import DeploymentFamily, DeviceOffer
 from alignedserve.loads.workload import Mixture
-from alignedserve.loads.workload.amounts import Fixed
-from alignedserve.loads.workload.lengths import RecordedLengths
+from alignedserve.loads.workload.amounts import Fixed, RecordedLengths
 from alignedserve.loads.workload.stream import Stream
 
 _DRAWN = 1000  # requests of a stream, for the mean lengths

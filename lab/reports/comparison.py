@@ -14,7 +14,7 @@ from typing import Any
 from alignedserve.lab.reports.figure_rows import COMPARED, Better, FigureRow
 from alignedserve.lab.reports.figures import figure_tree
 from alignedserve.lab.reports.trial import TrialRun, by_preset, by_rate
-from alignedserve.loads.figures.units import Unit
+from alignedserve.loads.figures.tables import Unit
 from alignedserve.loads.records.distribution import NOTHING, mean
 
 

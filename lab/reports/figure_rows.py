@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from alignedserve.lab.reports.figures import RunFigures
-from alignedserve.loads.figures.units import Unit
+from alignedserve.loads.figures.tables import Unit
 
 
 class Better(Enum):

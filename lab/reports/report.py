@@ -18,8 +18,7 @@ from alignedserve.lab.reports.comparison import (
 from alignedserve.lab.reports.figure_rows import NUMBERS, ROWS, SECTIONS, Section
 from alignedserve.lab.reports.figures import RunFigures, figure_tree
 from alignedserve.lab.reports.trial import SimulationTrial, TrialRun, by_rate
-from alignedserve.loads.figures.tables import REQUEST_TITLES, csv_text, request_row, table
-from alignedserve.loads.figures.units import Unit
+from alignedserve.loads.figures.tables import REQUEST_TITLES, Unit, csv_text, request_row, table
 from alignedserve.loads.records.records import RunRecord, StepRecord
 
 _FORMAT = 1

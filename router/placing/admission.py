@@ -13,7 +13,7 @@ of the prompts' time and of the memory: what others have beyond theirs gives way
 here and on workers. For example, of a queue of 50 places each of two callers finds 25, also where the other has taken
 all 50; the queue then holds 75. At twice its bound a queue takes nobody beyond it.
 
-Lines of batch jobs are in no queue: they wait in their store, and the job runner keeps only few here (jobs/window.py).
+Lines of batch jobs are in no queue: they wait in their store, and the job runner keeps only few here (jobs/shares.py).
 A refused client should come again when there will be room, as predicted, after earlier refused clients.
 
 Memory is looked at to the end of answers (answers.py): a chat is refused if all chats together would want more than

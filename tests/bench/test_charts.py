@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from alignedserve.bench.drawing import AxisScale, Chart, Curve
+from alignedserve.bench.page import AxisScale, Chart, Curve
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,9 @@ from alignedserve.engine.engine import Engine
 from alignedserve.executor import precision
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.machine.resources import MachineMemory
-from alignedserve.precision import kept
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.part import PartSpec, Place
+from alignedserve.shell.process import weights_kept
 from alignedserve.signs import NO_SIGNS, Signs, Stage
 from tests.models import llama
 from tests.rare import thinned
@@ -123,17 +123,17 @@ def test_a_model_that_is_far_from_the_plain_one_is_warned_of(caplog: pytest.LogC
     with caplog.at_level(logging.INFO, "alignedserve.engine"):
         precision.say_precision(quantised(Quantization.INT4, found.squares), found)
         assert caplog.records[-1].levelname == "WARNING"
-        assert "float32, layers int4; 0." in kept()
-        assert kept() in caplog.records[-1].message
+        assert "float32, layers int4; 0." in weights_kept()
+        assert weights_kept() in caplog.records[-1].message
         precision.say_precision(quantised(Quantization.INT8, dtype="bfloat16"), found)
         assert caplog.records[-1].levelname == "INFO"
-        assert f"nats a token from plain bfloat16, on a text of {len(found.tokens)} tokens" in kept()
+        assert f"nats a token from plain bfloat16, on a text of {len(found.tokens)} tokens" in weights_kept()
 
 
 def test_weights_that_are_not_quantised_here_have_nothing_to_be_compared_with() -> None:
     assert precision.plain_model(place(**{"engine.quantization": "none"}), CPU) is None
     precision.say_precision(quantised(Quantization.NONE), None)
-    assert kept() == "float32"
+    assert weights_kept() == "float32"
 
 
 @pytest.mark.parametrize(
@@ -158,12 +158,12 @@ def test_where_the_plain_model_has_no_room_beside_all_workers(monkeypatch: pytes
     assert isinstance(why, str)
     assert why.startswith("1 MB are free, and 2 workers would need ")
     precision.say_precision(quantised(Quantization.INT4), why)
-    assert kept().endswith(f"not compared with the plain model, since {why}")
+    assert weights_kept().endswith(f"not compared with the plain model, since {why}")
 
 
 def test_a_cache_that_the_text_does_not_fit_into(plain: PlainModel) -> None:
     precision.say_precision(quantised(Quantization.INT4, blocks=1), plain)
-    assert "the device cache is too small" in kept()
+    assert "the device cache is too small" in weights_kept()
 
 
 # --- What workers of a machine share

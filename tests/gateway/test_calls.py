@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.config.choices import CALL_FORMATS
 from alignedserve.text.calls.formats import (
     FORMATS,
     HERMES,
@@ -20,7 +21,6 @@ from alignedserve.text.calls.formats import (
     find_call_format,
     named_call_format,
 )
-from alignedserve.text.calls.names import CALL_FORMATS
 from alignedserve.text.calls.scanning import CallReader, CallText, join_parts
 from tests.gateway.test_calls_as_before import PIECES
 

@@ -24,10 +24,9 @@ from alignedserve.gateway.http.limits import LOOK_BYTES
 from alignedserve.gateway.openai.writing import PART_BYTES
 from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.owner.client import Delivered
-from alignedserve.store.response import StoredResponse
 from alignedserve.store.sqlite_store import SqliteStore
 from alignedserve.store.storage import LazyStorage
-from alignedserve.store.store import Holder
+from alignedserve.store.store import Holder, StoredResponse
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, PATIENT_S, Connection, FakeOwner, Gateway, ids_of
 from tests.gateway.test_openai_sdk import HELLO, run, sdk

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.config.choices import AUTO, NONE, REASONING_FAMILIES
 from alignedserve.text.reasoning.families import FAMILIES, ReasoningFamily, choose_family
-from alignedserve.text.reasoning.names import AUTO, NONE, REASONING_FAMILIES
 from alignedserve.text.reasoning.splitting import ReasoningPhase, Splitter, SplitText
 from tests.conftest import examples
 

@@ -20,8 +20,7 @@ from alignedserve.lab.reports.figure_rows import COMPARED, NUMBERS, ROWS
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.report import comparison_text, document, requests_csv, runs_csv, steps_csv, summary
 from alignedserve.lab.reports.trial import SimulationTrial, TrialRun, trials
-from alignedserve.loads.figures.tables import table
-from alignedserve.loads.figures.units import Unit
+from alignedserve.loads.figures.tables import Unit, table
 from alignedserve.loads.records import record_file
 from alignedserve.loads.records.distribution import cdf
 from alignedserve.loads.records.records import RunRecord

@@ -7,9 +7,9 @@ from alignedserve.config.prices import Prices
 from alignedserve.core import Fallback, FinishReason, PreemptionCause, Rejection, ServiceClass, Spent, Usage
 from alignedserve.jobs.metrics import JobCollector
 from alignedserve.jobs.state import JobFigures, LineFate
-from alignedserve.metrics.exposition import merge
 from alignedserve.metrics.parts import PartMetrics
 from alignedserve.metrics.requests import ALL, DeadlineOutcome, RequestMetrics
+from alignedserve.metrics.series import merge
 from alignedserve.policies.guard import PolicyFailure
 from alignedserve.policies.kinds import PolicyKind
 from alignedserve.protocol.figures import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from alignedserve.core import ServiceClass
-from alignedserve.metrics.exposition import block, label, line, merge, split
 from alignedserve.metrics.requests import RequestMetrics
+from alignedserve.metrics.series import block, label, line, merge, split
 from tests.exposition import value
 
 

@@ -14,9 +14,9 @@ from alignedserve.config.prices import Prices
 from alignedserve.core import ServiceClass, Slo, Spent
 from alignedserve.loads.figures.request_figures import attains
 from alignedserve.loads.records.records import RequestOutcome, RequestRecord
-from alignedserve.metrics.exposition import merge
 from alignedserve.metrics.meter import RequestMeter
 from alignedserve.metrics.requests import KEPT_S, RequestMetrics
+from alignedserve.metrics.series import merge
 from alignedserve.owner.client import Overloaded
 from tests.exposition import value
 from tests.samples import request

@@ -9,9 +9,9 @@ import pytest
 
 from alignedserve.config.choices import MetricsPrefix
 from alignedserve.core import PreemptionCause, Role, ServiceClass, Usage
-from alignedserve.metrics.exposition import merge
 from alignedserve.metrics.parts import PartMetrics
 from alignedserve.metrics.requests import RequestMetrics
+from alignedserve.metrics.series import merge
 from alignedserve.owner.core import OwnerCore
 from alignedserve.policies.guard import PolicyFailure
 from alignedserve.policies.kinds import PolicyKind

@@ -10,7 +10,7 @@ import pytest
 from alignedserve.core import Role
 from alignedserve.errors import CastOut
 from alignedserve.protocol.events import LinkGap, MemberJoined, MemberLost, Received
-from alignedserve.protocol.membership import MOST_HELD, UNNUMBERED, Heard, Membership, membership_of
+from alignedserve.protocol.membership import MOST_HELD, UNNUMBERED, Heard, Membership, Refusals, membership_of
 from alignedserve.protocol.messages import (
     LAUNCHER,
     ROUTER,
@@ -26,7 +26,6 @@ from alignedserve.protocol.messages import (
     Started,
     Submit,
 )
-from alignedserve.protocol.speech import Refusals
 from alignedserve.protocol.wire import Envelope
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, member, request
 

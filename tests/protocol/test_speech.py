@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import get_args
 
 from alignedserve.core import Role
+from alignedserve.protocol.membership import may_say
 from alignedserve.protocol.messages import Died, Message, Retire, Started
-from alignedserve.protocol.speech import may_say
 
 KINDS: tuple[type, ...] = get_args(Message)
 

@@ -31,9 +31,8 @@ from alignedserve.kvpool.arena.arena import Arena, Contents
 from alignedserve.kvpool.arena.extents import PageKind
 from alignedserve.store import redis_store, sqlite_store
 from alignedserve.store.job import Forecast, Job, LineResult
-from alignedserve.store.response import StoredResponse
 from alignedserve.store.storage import SQLITE, SQLITE_FILE, data_folder
-from alignedserve.store.store import StoredFile
+from alignedserve.store.store import StoredFile, StoredResponse
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, FakeOwner
 from tests.jobs.conftest import Service, ended, line, submit, until

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.shell.inboxes import inbox, remove_dead_sockets, remove_sockets
+from alignedserve.shell.links import inbox, remove_dead_sockets, remove_sockets
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.lab.fuzzing.scenario_drawing import draw_narrow_scenario
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import settings_of
-from alignedserve.loads.workload.visit import Arrival
+from alignedserve.loads.workload.load import Arrival
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.simulator.machines.fault_drawing import draw_faults
 from alignedserve.simulator.run import Simulation

@@ -20,9 +20,8 @@ from alignedserve.config.topology import Topology
 from alignedserve.core import Request, ServiceClass, Slo
 from alignedserve.errors import WorkloadError
 from alignedserve.loads.workload import Arrival, Load, Mixture, Workload, arrivals
-from alignedserve.loads.workload.amounts import Amount, Fixed, Uniform
+from alignedserve.loads.workload.amounts import Amount, DrawnSizes, Fixed, RecordedLengths, Sampled, ShortLong, Uniform
 from alignedserve.loads.workload.files import read_trace
-from alignedserve.loads.workload.lengths import DrawnSizes, RecordedLengths, Sampled, ShortLong
 from alignedserve.loads.workload.pace import AtOnce, Bursts, ClosedArrivals, Diurnal, Gamma, OpenArrivals, Recorded
 from alignedserve.loads.workload.spec import read_workload
 from alignedserve.loads.workload.stream import ClientLimits, Span, Stream, StreamPromise, Turns

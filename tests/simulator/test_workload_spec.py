@@ -12,12 +12,18 @@ from alignedserve.config.sources import read_value
 from alignedserve.core import ServiceClass
 from alignedserve.errors import WorkloadError
 from alignedserve.loads.workload import Load, Mixture, arrivals
-from alignedserve.loads.workload.amounts import Exponential, Fixed, Uniform
+from alignedserve.loads.workload.amounts import (
+    DrawnSizes,
+    Exponential,
+    Fixed,
+    RecordedLengths,
+    Sampled,
+    ShortLong,
+    Uniform,
+)
 from alignedserve.loads.workload.build import ARRIVALS, KINDS, Whole, Windows, keys_of
-from alignedserve.loads.workload.lengths import DrawnSizes, RecordedLengths, Sampled, ShortLong
-from alignedserve.loads.workload.named import NAMED
 from alignedserve.loads.workload.pace import ClosedArrivals, Gamma, Recorded
-from alignedserve.loads.workload.spec import read_workload
+from alignedserve.loads.workload.spec import NAMED, read_workload
 from alignedserve.loads.workload.stream import ClientLimits, Foresight, Span, Stream, StreamPromise, Turns
 
 SHAREGPT = Path(__file__).parent / "data" / "sharegpt300.csv"

@@ -15,8 +15,17 @@ import pytest
 from alignedserve.errors import Conflict, Fenced, StoreUnfit
 from alignedserve.store import redis_store, sqlite_store
 from alignedserve.store.job import Endpoint, Forecast, Job, JobStatus, LineCounts, LineResult, Problem
-from alignedserve.store.response import StoredResponse
-from alignedserve.store.store import Holder, Listing, ListPage, OverQuota, OwnerUsage, Purpose, Store, StoredFile
+from alignedserve.store.store import (
+    Holder,
+    Listing,
+    ListPage,
+    OverQuota,
+    OwnerUsage,
+    Purpose,
+    Store,
+    StoredFile,
+    StoredResponse,
+)
 from tests.store.conftest import Kind
 
 ME, OTHER = "key-a", "key-b"

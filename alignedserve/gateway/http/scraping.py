@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from alignedserve.metrics.exposition import in_turns, merge, split
 from alignedserve.metrics.parts import PartMetrics
+from alignedserve.metrics.series import in_turns, merge, split
 
 _REST = 9.0  # times as long as the last text took
 _MOST_REST_S = 1.0  # where an owner was slow to answer

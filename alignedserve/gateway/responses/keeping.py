@@ -38,9 +38,8 @@ from alignedserve.gateway.responses.types import (
     response_of,
 )
 from alignedserve.store.job import RESPONSES, Endpoint, Job, JobStatus
-from alignedserve.store.response import StoredResponse
 from alignedserve.store.storage import OpenStorage, Storage, check_shared
-from alignedserve.store.store import OverQuota, OwnerUsage, Purpose, StoredFile
+from alignedserve.store.store import OverQuota, OwnerUsage, Purpose, StoredFile, StoredResponse
 
 _log = logging.getLogger("alignedserve.gateway")
 _MB = 1_000_000

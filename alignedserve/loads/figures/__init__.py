@@ -2,6 +2,5 @@
 
 plotting.py         Makes and saves matplotlib's figures, where it is installed.
 request_figures.py  Computes figures from the records of requests.
-tables.py           Writes rows as text and as CSV, and requests as rows.
-units.py            Shows a number in its unit.
+tables.py           Writes rows as text and as CSV, requests as rows, and numbers in their units.
 """

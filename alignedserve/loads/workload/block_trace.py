@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from alignedserve.errors import WorkloadError
+from alignedserve.loads.workload.amounts import Pair
 from alignedserve.loads.workload.files import MOST_S, FileRequests, json_lines, notes_of, rising
-from alignedserve.loads.workload.lengths import Pair
 from alignedserve.loads.workload.tape import BLOCK
 
 SUFFIX = ".jsonl"
@@ -30,7 +30,7 @@ def read_block_trace(path: Path) -> FileRequests:
         if not isinstance(row, dict):
             wanted = f"a JSON object such as {{{_TIME!r}: 0, ...}}: complete it, or remove it"
             raise WorkloadError(f"{where} is not {wanted}")
-        num_rows, last = num_rows + 1, rising(_time(row, where), last, where, _TIME)
+        num_rows, last = num_rows + 1, rising(_block_time(row, where), last, where, _TIME)
         pair = _tokens(row, _PROMPT, where), _tokens(row, _OUTPUT, where)
         if all(pair):
             times.append(last)
@@ -46,7 +46,7 @@ def _value(row: Row, key: str, where: str) -> Any:
     return value
 
 
-def _time(row: Row, where: str) -> float:
+def _block_time(row: Row, where: str) -> float:
     value = _value(row, _TIME, where)
     if type(value) not in (int, float) or not abs(value) < 1000 * MOST_S:
         raise WorkloadError(f"{where}: {_TIME} must be a number of milliseconds, not {value!r:.40}")

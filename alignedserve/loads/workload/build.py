@@ -16,18 +16,18 @@ from typing import Any, TypeVar
 from alignedserve.config.setting import Setting, setting, settings_of
 from alignedserve.config.sources import hint, read_value
 from alignedserve.errors import ConfigError, WorkloadError
-from alignedserve.loads.workload.amounts import FORMS, Amount
-from alignedserve.loads.workload.block_trace import SUFFIX, read_block_trace
-from alignedserve.loads.workload.chats import ChatLengths, read_chats
-from alignedserve.loads.workload.files import FileRequests, read_lengths, read_trace
-from alignedserve.loads.workload.lengths import (
+from alignedserve.loads.workload.amounts import (
     CHAT_OUTPUT,
+    FORMS,
+    Amount,
     DrawnSizes,
     LengthSource,
     RecordedLengths,
     Sampled,
     ShortLong,
 )
+from alignedserve.loads.workload.block_trace import SUFFIX, read_block_trace
+from alignedserve.loads.workload.files import ChatLengths, FileRequests, read_chats, read_lengths, read_trace
 from alignedserve.loads.workload.load import Mixture
 from alignedserve.loads.workload.pace import (
     LEAST_RATE,

@@ -22,7 +22,6 @@ from alignedserve.config.sources import hint, read_json, read_yaml
 from alignedserve.errors import ConfigError, WorkloadError
 from alignedserve.loads.workload.build import KINDS, WHOLE_KEYS, Tree, build, keys_of
 from alignedserve.loads.workload.load import Mixture
-from alignedserve.loads.workload.named import NAMED
 from alignedserve.loads.workload.stream import Stream
 
 _FILES = (".yaml", ".yml", ".json")
@@ -109,3 +108,53 @@ def _streams_by_name(streams: Any) -> dict[str, Tree]:
     """Return the streams by name; none if this is no list of streams, which `build` reports."""
     listed = streams if isinstance(streams, list) else []
     return {str(stream.get("name", Stream.name)): stream for stream in listed if isinstance(stream, dict)}
+
+
+NAMED: Mapping[str, Mapping[str, Any]] = {
+    "chat": {"streams": [{"name": "chat"}]},
+    "coserve": {
+        "first_s": 60.0,
+        "streams": [
+            {"name": "chat"},
+            {
+                "name": "documents",  # BROS §6: lots of a batch interface
+                "service": "be",
+                "prompt": "512-1024",
+                "output": "32-128",
+                "arrivals": "closed",
+                "in_flight": 32,
+            },
+        ],
+    },
+    "diurnal": {
+        "streams": [
+            {"name": "chat", "arrivals": "diurnal", "least": 1.0, "most": 8.0, "period_s": 300.0, "first_s": 600.0}
+        ]
+    },
+    "conversations": {
+        "streams": [
+            {
+                "name": "talk",
+                "rate": 1.0,
+                "num_requests": 100,
+                "prompt": "lognormal:60:80:1024",
+                "turns": "1-8",
+                "system": 200,
+                "think_s": "exp:10:60",
+            }
+        ]
+    },
+    "bursts": {
+        "streams": [
+            {
+                "name": "chat",
+                "arrivals": "bursts",
+                "calm": 2.0,
+                "peak": 20.0,
+                "every_s": 30.0,
+                "lasts_s": 3.0,
+                "first_s": 120.0,
+            }
+        ]
+    },
+}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from alignedserve.errors import WorkloadError
-from alignedserve.loads.workload.lengths import RecordedLengths
+from alignedserve.loads.workload.amounts import RecordedLengths
 from alignedserve.loads.workload.pace import Recorded
 from alignedserve.loads.workload.stream import Stream
 

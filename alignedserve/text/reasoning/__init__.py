@@ -2,6 +2,5 @@
 
 families.py   The families of models that reason before they answer, by the names that vLLM has for their parsers.
 harmony.py    Parts an output in the harmony form, which has messages in channels.
-names.py      The names of the families that reason, for whoever checks a setting and needs no family.
 splitting.py  Parts an output's text into its reasoning and its answer while it arrives.
 """

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from alignedserve.config.choices import AUTO, NONE, REASONING_FAMILIES
 from alignedserve.text.reasoning import harmony
 from alignedserve.text.reasoning.harmony import HarmonySplitter
-from alignedserve.text.reasoning.names import AUTO, NONE, REASONING_FAMILIES
 from alignedserve.text.reasoning.splitting import MarkedSplitter, Splitter
 
 _THINK, _UNTHINK = ("<think>",), ("</think>",)
