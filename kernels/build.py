@@ -7,7 +7,7 @@ has what this CPU can run, and only the set that it would choose is fast. `--els
 set that this CPU cannot run is compiled without optimisation, which shows what a compiler refuses. Only the standard
 library is imported: setup.py and make run this file before anything is installed.
 
-The library says from which sources it was built, and a library from other sources is not used (native/library.py):
+The library says from which sources it was built, and a library from other sources is not used (library.py):
 its kernels might take other arguments than the Python code passes.
 """
 

@@ -14,7 +14,6 @@ from alignedserve.kernels.common.int8_kv import check_dtypes, num_kv_heads
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.scoring import CScoring
 from alignedserve.kernels.library import DTYPES, KEPT, Library
-from alignedserve.kernels.native.library import NativeLibrary
 
 _POINTERS = c_void_p * 2
 
@@ -64,14 +63,13 @@ class CStep(Structure):
     )
 
 
-class NativeDecoders(NativeLibrary):
-    def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
-        """Return the decoder, or None where tensors have several types or a type that the C++ kernels do not know."""
-        dtypes = {dtype for layer in layers for dtype in _dtypes(layer)}
-        norms = {norm.weight.dtype for layer in layers for norm in _rms_norms(layer) if norm.weight is not None}
-        if len(dtypes) != 1 or not dtypes <= set(DTYPES) or not norms <= {*dtypes, torch.float32}:
-            return None
-        return NativeDecoder(self.library, layers)
+def decoder_of(library: Library, layers: Sequence[DecoderLayer]) -> Decoder | None:
+    """Return the decoder, or None where tensors have several types or a type that the C++ kernels do not know."""
+    dtypes = {dtype for layer in layers for dtype in _dtypes(layer)}
+    norms = {norm.weight.dtype for layer in layers for norm in _rms_norms(layer) if norm.weight is not None}
+    if len(dtypes) != 1 or not dtypes <= set(DTYPES) or not norms <= {*dtypes, torch.float32}:
+        return None
+    return NativeDecoder(library, layers)
 
 
 class NativeDecoder:

@@ -59,7 +59,7 @@ EQUIVALENT: dict[str, str] = {
     "alignedserve/forms/memory/hybrid.py | WeighedMemory.grow | argument strict left out | "
     "zip(decodes, self._stay_as(decodes), strict=True)": "an assertion: there is a kind for each decode",
     "lab/fuzzing/recording.py | first_difference | constant -1 | 0": "a file that was read has a line, which sets it",
-    "kernels/native/tokens.py | NativeTokens._greedy | constant -1 | 1": (
+    "kernels/native/kernels.py | Native._greedy | constant -1 | 1": (
         "the reference, which is then asked, draws the same tokens: only time differs"
     ),
     "kernels/library.py | _loaded | statement left out | "
