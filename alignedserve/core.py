@@ -114,10 +114,7 @@ class Deadline(Enum):
     JCT = "jct"  # of the last token
 
 
-DEADLINES = {
-    ServiceClass.RT: (Deadline.TTFT, Deadline.TBT, Deadline.STALL),
-    ServiceClass.BE: (Deadline.JCT,),
-}
+DEADLINES = {ServiceClass.RT: (Deadline.TTFT, Deadline.TBT, Deadline.STALL), ServiceClass.BE: (Deadline.JCT,)}
 
 
 @dataclass(frozen=True, slots=True)

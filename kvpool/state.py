@@ -20,14 +20,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from alignedserve.core import Entry, Role, ServiceClass
-from alignedserve.forms.pool.table import pages_of, rewriting_of
+from alignedserve.forms.pool.compression import pages_of, rewriting_of
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.kvpool.grouping import WaitingEntry, waiters
 from alignedserve.kvpool.memory.pages import Pages
-from alignedserve.protocol.at_work import AtWork
 from alignedserve.protocol.cancelled import CancelledAttempts
 from alignedserve.protocol.commands import Command, Send, SetTimer, WatchHolder
-from alignedserve.protocol.events import Event, HolderGone, LinkGap, MemberJoined, MemberLost, Received, TimerFired
+from alignedserve.protocol.events import (
+    AtWork,
+    Event,
+    HolderGone,
+    LinkGap,
+    MemberJoined,
+    MemberLost,
+    Received,
+    TimerFired,
+)
 from alignedserve.protocol.figures import PagesFor
 from alignedserve.protocol.messages import (
     ROUTER,
@@ -70,11 +78,7 @@ class _PageAsk:
 
 class PoolCore:
     def __init__(
-        self,
-        extents: Extents | int,
-        block_size: int,
-        policy: Policy = DEFAULT_POLICY,
-        at_work: AtWork | None = None,
+        self, extents: Extents | int, block_size: int, policy: Policy = DEFAULT_POLICY, at_work: AtWork | None = None
     ) -> None:
         """Start with these extents; a plain number is a number of pages, all of kind KV."""
         self._policy, self._at_work = policy, at_work or AtWork()

@@ -69,7 +69,7 @@ class Processes:
         left = enumerate(items)
         self._hand_out(function, left)
         while self._busy:
-            for pipe in _ready(self._busy):
+            for pipe in cast(list[Connection], wait(list(self._busy))):
                 with _telling_of_losses():
                     result, error, traceback = pipe.recv()
                 number = self._busy.pop(pipe)
@@ -132,10 +132,6 @@ def _inherited() -> Iterator[None]:
     finally:
         sys.modules["__main__"] = script
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)
-
-
-def _ready(pipes: Iterable[Connection]) -> list[Connection]:
-    return cast(list[Connection], wait(list(pipes)))
 
 
 @contextmanager

@@ -21,9 +21,8 @@ from types import MappingProxyType
 from alignedserve.core import KEEPS_ALL, WORKERS, Estimate, Request, Retention, Role, ServiceClass, Sketch
 from alignedserve.explain.decisions import DecisionRing, Kind
 from alignedserve.policies.kinds import PolicyKind
-from alignedserve.protocol.at_work import AtWork
 from alignedserve.protocol.commands import Command, Send, SetTimer
-from alignedserve.protocol.events import Event, LinkGap, Predicted, Received, TimerFired
+from alignedserve.protocol.events import AtWork, Event, LinkGap, Predicted, Received, TimerFired
 from alignedserve.protocol.messages import (
     Acquit,
     AskDecisions,

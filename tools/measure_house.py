@@ -184,7 +184,10 @@ class House:
             folders = path.relative_to(self.root).parts[:-1]
             name = "/".join(folders[: 2 if folders[:1] in ((PACKAGE,), (LAB,)) else 1]) or "."
             files, lines = found.get(name, (0, 0))
-            found[name] = (files + 1, lines + _code_lines(path))
+            found[name] = (
+                files + 1,
+                lines + sum(bool(line.strip()) for line in path.read_text(encoding="utf-8").splitlines()),
+            )
         return found
 
     def closure(self, name: str) -> set[str]:
@@ -267,10 +270,6 @@ def _loads(tree: ast.Module) -> Iterator[str]:
 
 def _is_call(value: ast.expr | None, names: Container[str]) -> bool:
     return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in names
-
-
-def _code_lines(path: Path) -> int:
-    return sum(bool(line.strip()) for line in path.read_text(encoding="utf-8").splitlines())
 
 
 def rows(house: House) -> Iterator[tuple[str, str]]:

@@ -93,11 +93,7 @@ def _logprobs(found: Mapping[str, Any]) -> list[dict[int, Logprob]]:
         tables = [{each["token"]: each["logprob"] for each in [*of["top_logprobs"], of]} for of in found["content"]]
     else:
         tables = found["top_logprobs"]
-    return [{_id(name): Logprob(value) for name, value in table.items()} for table in tables]
-
-
-def _id(name: str) -> int:
-    return int(name.removeprefix("token_id:"))
+    return [{int(name.removeprefix("token_id:")): Logprob(value) for name, value in table.items()} for table in tables]
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,12 @@ class Dialect:
     refused: frozenset[str] = frozenset()  # fields beside OpenAI's that it refuses
 
     def body(self, arrival: Arrival, prompt: dict[str, Any]) -> dict[str, Any]:
-        body = {"model": self.model, "max_tokens": _num_output(arrival), "temperature": 0, "stream": True}
+        body = {
+            "model": self.model,
+            "max_tokens": max(1, min(arrival.length, arrival.request.max_tokens)),
+            "temperature": 0,
+            "stream": True,
+        }
         body |= {"stream_options": {"include_usage": True}, **_more(arrival.request), **prompt}
         return {name: value for name, value in body.items() if name not in self.refused}
 
@@ -86,10 +91,6 @@ FIELDS = {  # beside those of OpenAI's that every server has -> what follows whe
     "service_tier": "best-effort requests were asked like the others",
     "stream_options": "it tells no usage",
 }
-
-
-def _num_output(arrival: Arrival) -> int:
-    return max(1, min(arrival.length, arrival.request.max_tokens))
 
 
 def _more(request: Request) -> dict[str, Any]:

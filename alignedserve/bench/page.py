@@ -46,7 +46,11 @@ def page(runs: Sequence[MeasuredRun]) -> str:
         *(f"<p><b>{escape(label + _conclusion(run))}</b></p>" for label, run in zip(labels(runs), runs, strict=True)),
         "".join(f"<figure>{chart.svg()}</figure>" for chart in charts(runs)),
         _table(rows(runs)),
-        *(f"<h2>{title}</h2>{_list(lines)}" for title, lines in _said(runs) if lines),
+        *(
+            f"<h2>{title}</h2>{_list(lines)}"
+            for title, lines in [("Errors", error_lines(runs)), ("Notes", note_lines(runs))]
+            if lines
+        ),
     ]
     return "\n".join([*parts, "</html>"]) + "\n"
 
@@ -69,10 +73,6 @@ def _conclusion(run: MeasuredRun) -> str:
 def _promise_words(requests: Sequence[RequestRecord]) -> str:
     slo = requests[0].slo
     return f"first token in {slo.ttft_s:g} s, gaps of {1e3 * slo.tbt_s:g} ms"
-
-
-def _said(runs: Sequence[MeasuredRun]) -> list[tuple[str, list[str]]]:
-    return [("Errors", error_lines(runs)), ("Notes", note_lines(runs))]
 
 
 def _list(lines: Iterable[str]) -> str:
@@ -196,6 +196,9 @@ def _windows(group: _ChartGroup) -> Iterator[tuple[float, float]]:
 
 def _drawn(curves: Iterable[Curve]) -> list[Curve]:
     return [curve for curve in curves if curve.points]
+
+
+# --- Curves in SVG
 
 
 _WIDTH, _HEIGHT = 520, 320

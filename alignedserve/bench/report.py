@@ -110,17 +110,13 @@ def labels(runs: Sequence[MeasuredRun]) -> list[str]:
 
 def rows(runs: Sequence[MeasuredRun]) -> list[list[str]]:
     """Return the table: a row for each figure that any run has, under a row of titles."""
-    columns = _columns(runs)
-    cells = [[row.label, *(row.show(figures) for _, figures in columns)] for row in ROWS]
-    return [["", *(title for title, _ in columns)], *(row for row in cells if set(row[1:]) != {"-"})]
-
-
-def _columns(runs: Sequence[MeasuredRun]) -> list[tuple[str, ClassFigures]]:
-    return [
+    columns = [
         (f"{label.strip()} {service.value.upper()}".strip(), figures)
         for label, run in zip(labels(runs), runs, strict=True)
         for service, figures in run.figures.classes.items()
     ]
+    cells = [[row.label, *(row.show(figures) for _, figures in columns)] for row in ROWS]
+    return [["", *(title for title, _ in columns)], *(row for row in cells if set(row[1:]) != {"-"})]
 
 
 def error_lines(runs: Sequence[MeasuredRun]) -> list[str]:
@@ -168,14 +164,13 @@ def _tree(run: MeasuredRun) -> dict[str, Any]:
         "tokens_per_s": _known(figures.tokens_per_s),
         "goodput": _known(figures.goodput),
         "cached": _known(run.cached),
-        "classes": {service.value: _class_tree(found) for service, found in figures.classes.items()},
+        "classes": {
+            service.value: {row.path: _known(found[row.path]) for row in ROWS}
+            for service, found in figures.classes.items()
+        },
         "errors": [asdict(error) for error in run.errors],
         "record": record_file.tree_of(run.record),
     }
-
-
-def _class_tree(figures: ClassFigures) -> dict[str, float | None]:
-    return {row.path: _known(figures[row.path]) for row in ROWS}
 
 
 def _known(value: float) -> float | None:
@@ -199,6 +194,9 @@ def _run(tree: Any) -> MeasuredRun:
     errors = tuple(ErrorCount(**error) for error in tree["errors"])
     record = record_file.record_of(tree["record"])
     return MeasuredRun(tree["url"], tree["model"], tree["workload"], tree["seed"], record, errors, cached)
+
+
+# --- The figures of a run, by class
 
 
 ClassFigures: TypeAlias = Mapping[str, float]  # of one class, by the paths of ROWS

@@ -18,8 +18,16 @@ from alignedserve.cli.remote.options import (
     StatusOptions,
 )
 from alignedserve.cli.serving import add_setting, config_of
-from alignedserve.cli.terminal.arguments import check_goes_with, check_writable, file, given, only_one, whole
-from alignedserve.cli.terminal.declared import add_flags, flags_of
+from alignedserve.cli.terminal.arguments import (
+    add_flags,
+    check_goes_with,
+    check_writable,
+    file,
+    flags_of,
+    given,
+    only_one,
+    whole,
+)
 from alignedserve.cli.terminal.interrupt import LeavesAtOnce
 from alignedserve.config.config import settings
 from alignedserve.errors import ConfigError

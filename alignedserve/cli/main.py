@@ -149,7 +149,7 @@ _COMMANDS = {
 # The lab's commands (lab/cli): the module with a command's flags, and what the command is for.
 _LAB = {
     "simulate": ("simulating", "run a workload through a deployment in virtual time"),
-    "plan": ("planning", "find the cheapest deployment that keeps its promises, by simulations"),
+    "plan": ("simulating", "find the cheapest deployment that keeps its promises, by simulations"),
     "reproduce": ("simulating", "run the figures of papers, beside what the papers say"),
     "fuzz": ("simulating", "inject faults into simulated deployments, and check their invariants"),
 }

@@ -12,9 +12,8 @@ from typing import Any, NoReturn
 
 from alignedserve.cli.terminal.arguments import Each, Once, above_zero, check_writable, file, filled, whole
 from alignedserve.cli.terminal.interrupt import remember_ctrl_c
-from alignedserve.config.choices import LogLevel
+from alignedserve.config.choices import LogLevel, LoraFolders
 from alignedserve.config.config import Config, about, dump, every_setting, load, of_preset, plain, sections, settings
-from alignedserve.config.lora import LoraFolders
 from alignedserve.config.presets import PRESETS, Preset, preset
 from alignedserve.config.setting import Reach, Setting, leaves
 from alignedserve.config.sources import read_settings, read_yaml

@@ -1,8 +1,7 @@
 """Settings: their declarations, where they are read from, and the presets.
 
-choices.py             The values that settings with a choice take, and the names that settings of text may have.
+choices.py             The values that settings take: choices, names of formats and families, adapters (LoRA).
 config.py              The tree of all settings, how it is loaded from its sources, and checks of settings together
-lora.py                The adapters (LoRA) that a deployment begins with, as a setting says them.
 presets.py             schedules by name: ours and those of other systems, as settings
 prices.py              The deployment's prices, and what requests are charged with.
 sections.py            declares the settings, a class for each section

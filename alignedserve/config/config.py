@@ -25,9 +25,9 @@ from alignedserve.config.choices import (
     Graphs,
     Launcher,
     LookAhead,
+    LoraFolders,
     TransportName,
 )
-from alignedserve.config.lora import LoraFolders
 from alignedserve.config.presets import DEFAULT, preset
 from alignedserve.config.sections import (
     PAGE_TOKENS,
@@ -250,6 +250,9 @@ def sections() -> dict[str, type]:
 def about(section: str) -> str:
     """Return the sentence that says what a section is for: the first line of its docstring."""
     return str(sections()[section].__doc__).partition("\n")[0]
+
+
+# --- Checks of settings together
 
 
 def check_together(config: Config) -> None:

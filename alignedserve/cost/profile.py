@@ -175,7 +175,10 @@ def _tree(profile: Profile) -> dict[str, Any]:
         "format": _FORMAT,
         "subject": asdict(profile.subject),
         "memory": asdict(profile.memory),
-        "coefficients": {kind.value: _named(values) for kind, values in model.coefficients.items()},
+        "coefficients": {
+            kind.value: {_RENAMED.get(name, name): value for name, value in asdict(values).items()}
+            for kind, values in model.coefficients.items()
+        },
         "uncertainty": {
             kind.value: {"median": errors.median, "p90": errors.p90} for kind, errors in model.uncertainty.items()
         },
@@ -186,10 +189,6 @@ def _tree(profile: Profile) -> dict[str, Any]:
         "point_fields": [*Shape._fields, "seconds"],
         "points": [[*point.shape, point.seconds] for point in profile.points],
     }
-
-
-def _named(values: Coefficients) -> dict[str, Any]:
-    return {_RENAMED.get(name, name): value for name, value in asdict(values).items()}
 
 
 def _profile(tree: Mapping[str, Any]) -> Profile:

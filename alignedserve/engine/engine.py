@@ -21,7 +21,7 @@ from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.vectors import read_pooled
-from alignedserve.core import Adapter, Chunk, Decode, Sampling, StepFailure, StepPlan, StepResult, units_for
+from alignedserve.core import Adapter, Decode, Sampling, StepFailure, StepPlan, StepResult, units_for
 from alignedserve.engine.adapters.layers import AdaptedLayers, KeptAdapters
 from alignedserve.engine.calibration import logits_of
 from alignedserve.engine.device import devices, large_pages
@@ -50,18 +50,17 @@ from alignedserve.kernels.common.int8_kv import vector_of
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.quantised import AnyQuantised, QuantisedLinear
-from alignedserve.kernels.common.spans import Lie, Spans
-from alignedserve.kernels.common.static_spans import StaticSpans
+from alignedserve.kernels.common.spans import Lie, Spans, StaticSpans
 from alignedserve.kernels.dispatch.dispatcher import KernelChoice, Kernels, choose
-from alignedserve.kernels.dispatch.rehearsing import (
+from alignedserve.kernels.dispatch.tuning import (
     OF_EXPERTS,
     OF_LAYERS,
     REHEARSED,
     rehearse,
     rehearse_experts,
     rehearse_layers,
+    tune,
 )
-from alignedserve.kernels.dispatch.tuning import tune
 from alignedserve.signs import NO_SIGNS, Signs, Stage
 from alignedserve.text.syntax import Syntaxes
 
@@ -280,7 +279,7 @@ class Engine:
         plan = self.without_ended(plan)
         rows = self.unread_rows(plan)
         runs = [
-            *map(self._chunk_run, plan.chunks),
+            *(run_of(chunk, chunk.tokens) for chunk in plan.chunks),
             *(self._decode_run(decode, decode.request in rows) for decode in plan.decodes),
         ]
         for run in runs:
@@ -353,9 +352,6 @@ class Engine:
         self._adapted.step = None
         return logits_of(tokens, self._model, self._kernels, self.cache)
 
-    def _chunk_run(self, chunk: Chunk) -> Run:
-        return run_of(chunk, chunk.tokens)
-
     def _decode_run(self, decode: Decode, is_unread: bool) -> Run:
         if is_unread:
             return run_of(decode, (0,))  # stands for the token that only the device has
@@ -369,7 +365,7 @@ class Engine:
         """Run the model and return the logits of the tokens that `result_of` needs; `vectors` gets its states."""
         # Decodes come first: a kernel may let the last rows run half a layer behind them (csrc/decoder.cpp).
         ordered = sorted(runs, key=lambda run: (bool(run.kv.form), len(run.tokens) > 1))
-        lies = [self._lie(run) for run in ordered if not run.kv.form]
+        lies = [Lie(len(run.tokens), run.num_held, run.kv.blocks, run.kv.dropped) for run in ordered if not run.kv.form]
         first, end = {}, 0  # row of each request's first token
         for run in ordered:
             first[run.request] = end
@@ -416,9 +412,6 @@ class Engine:
         self._adapted.step = None
         attention = attention_of(spans, self.cache, self._kernels)
         return self._model.forward(tokens, spans.positions, None, attention)
-
-    def _lie(self, run: Run) -> Lie:
-        return Lie(len(run.tokens), run.num_held, run.kv.blocks, run.kv.dropped)
 
     @torch.inference_mode()
     def fold(self, folds: Sequence[Sequence[int]]) -> None:

@@ -14,7 +14,7 @@ requests of 2,048 blocks. A step that has more blocks than there are places runs
                                    └ own slots ┘ └ scratch
 
 Which pieces of attention run side by side differs from step to step: a graph has the largest possible number of pieces,
-and those that a step does not need do nothing (kernels/triton/schedule.py).
+and those that a step does not need do nothing (kernels/triton/pieces.py).
 
 `capture` is the device's own way to capture; in tests, anything does that runs the same function again on the same
 buffers.
@@ -33,8 +33,7 @@ from torch import Tensor
 from alignedserve.engine.device.devices import out_of_memory
 from alignedserve.engine.inputs import Inputs
 from alignedserve.fallbacks import fell_back
-from alignedserve.kernels.common.spans import Lie
-from alignedserve.kernels.common.static_spans import BlockRoom, StaticSpans
+from alignedserve.kernels.common.spans import BlockRoom, Lie, StaticSpans
 
 log = logging.getLogger("alignedserve.engine")
 

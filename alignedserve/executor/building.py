@@ -29,8 +29,8 @@ from alignedserve.machine.energy import EnergyMeter
 from alignedserve.protocol.messages import holder
 from alignedserve.shell.part import Place, lock_name
 from alignedserve.sizing.capacity import Capacity
+from alignedserve.transport.joining import meet
 from alignedserve.transport.opening import chosen_for, open_transport
-from alignedserve.transport.team import meet
 from alignedserve.transport.transport import ThroughTheArena, Transport
 
 

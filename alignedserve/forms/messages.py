@@ -74,9 +74,5 @@ class LetGo:
 
 FormMessage: TypeAlias = Compress | Compressed | Prefetch | Evict | Prefetched | LetGo
 FORM_SPEECH: Mapping[Role, tuple[type, ...]] = MappingProxyType(
-    {
-        Role.POOL: (Compress,),
-        Role.PREFILL: (Compressed, Prefetched, LetGo),
-        Role.DECODE: (Compressed, Prefetch, Evict),
-    }
+    {Role.POOL: (Compress,), Role.PREFILL: (Compressed, Prefetched, LetGo), Role.DECODE: (Compressed, Prefetch, Evict)}
 )

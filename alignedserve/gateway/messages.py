@@ -31,16 +31,7 @@ from alignedserve.gateway.openai.formats import Schema
 from alignedserve.gateway.openai.itemised import Event, ItemAnswer, Kind, OpenItem
 from alignedserve.gateway.openai.reading import AnswerPiece, cost_of
 from alignedserve.gateway.openai.requests import prompt_of
-from alignedserve.gateway.openai.strict import (
-    Ignored,
-    ListOf,
-    Ruled,
-    SentBack,
-    Strict,
-    TextOr,
-    Usual,
-    fault,
-)
+from alignedserve.gateway.openai.strict import Ignored, ListOf, Ruled, SentBack, Strict, TextOr, Usual, fault
 from alignedserve.gateway.openai.tools import MOST_TOOLS, Name, as_function, object_in
 from alignedserve.gateway.openai.types import MOST_MESSAGES, ChatRequest, text_of
 from alignedserve.gateway.starting import Starter

@@ -224,6 +224,9 @@ class LinePlaces:
         return self._offsets[at], self._sizes[at]
 
 
+# --- The files of a job, from its results
+
+
 log = logging.getLogger("alignedserve.jobs")
 
 _PIECE_BYTES = 1 << 18

@@ -6,5 +6,4 @@ meter.py        Measures one request from arrival to end.
 recent.py      An owner's requests of the last 15 minutes, for the live page.
 parts.py        What workers, pools and the router told last of themselves.
 part_tables.py  The names of these metrics, and how each is read.
-processes.py    The processors, the memory and more of processes, and of machines with their GPUs.
 """

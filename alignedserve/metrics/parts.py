@@ -7,8 +7,14 @@ from typing import TypeAlias
 
 from alignedserve.config.choices import MetricsPrefix
 from alignedserve.core import Fallback, Role
-from alignedserve.metrics.part_tables import HISTOGRAMS, PART_METRICS, PartMetric, WorkerHistogram
-from alignedserve.metrics.processes import machine_blocks, process_blocks
+from alignedserve.metrics.part_tables import (
+    HISTOGRAMS,
+    PART_METRICS,
+    PartMetric,
+    WorkerHistogram,
+    machine_blocks,
+    process_blocks,
+)
 from alignedserve.metrics.series import MODEL, block, label, line
 from alignedserve.protocol.messages import ROUTER, Figures, Member
 from alignedserve.protocol.roads import Road, road_between

@@ -22,8 +22,7 @@ from alignedserve.config.choices import MetricsPrefix
 from alignedserve.config.prices import Prices
 from alignedserve.core import DEADLINES, ServiceClass, Spent
 from alignedserve.fallbacks import fallbacks
-from alignedserve.metrics.part_tables import FALLBACKS
-from alignedserve.metrics.processes import process_blocks
+from alignedserve.metrics.part_tables import FALLBACKS, process_blocks
 from alignedserve.metrics.recent import RequestLog
 from alignedserve.metrics.series import MetricFamily, Series, in_turns
 from alignedserve.shell.process import own_process

@@ -95,6 +95,9 @@ class _Alone(Collector):
         yield self._metric
 
 
+# --- The text form
+
+
 _HELP = "# HELP "
 
 

@@ -21,7 +21,6 @@ from msgspec import structs
 from alignedserve.core import SUSPECT_DEATHS, FinishReason, Rejection, Request, Role, Sketch
 from alignedserve.owner.accounts import Account, SettlingAccounts
 from alignedserve.owner.explaining import Explanations
-from alignedserve.protocol.at_work import attempts_of
 from alignedserve.protocol.commands import Command, Deliver, Reject, Send, SetTimer, Show
 from alignedserve.protocol.events import (
     Closed,
@@ -36,6 +35,7 @@ from alignedserve.protocol.events import (
     StoryAsked,
     TimerFired,
     Unsent,
+    attempts_of,
 )
 from alignedserve.protocol.messages import (
     ROUTER,

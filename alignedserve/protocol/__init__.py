@@ -1,9 +1,8 @@
 """The messages between the parts of a deployment, and the events and commands between a shell and its core.
 
-at_work.py      A note of the requests that a core is working on: one may be why the process ends.
 cancelled.py    Remembers which attempts were cancelled, for messages about them that arrive later.
 commands.py     Orders of a core to its shell, in the imperative; they stay within one process.
-events.py       Facts that a shell tells its core, in the past tense; they stay within one process.
+events.py       Facts that a shell tells its core, in the past tense; which requests an event is about.
 figures.py      What parts report of themselves for metrics.
 membership.py   What each peer may say, by its role, and what a process learns from frames: members, frames lost.
 messages.py     The messages that parts send to each other.

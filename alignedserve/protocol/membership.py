@@ -225,6 +225,9 @@ class Heard:
         return [received] if number == last + 1 else [LinkGap(sender), received]
 
 
+# --- What each peer may say
+
+
 log = logging.getLogger("alignedserve.links")
 
 _OWNER = (Heartbeat, Submit, Cancel, Acquit, Declare, Inquire, Resend, Acknowledge, Missed)

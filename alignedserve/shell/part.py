@@ -21,9 +21,8 @@ from alignedserve.config.config import Config, parse, without_secrets
 from alignedserve.core import OWNERS, Role
 from alignedserve.locks import NotPrivate
 from alignedserve.policies.guard import OwnPolicies
-from alignedserve.protocol.at_work import AtWork
 from alignedserve.protocol.commands import Command
-from alignedserve.protocol.events import Event
+from alignedserve.protocol.events import AtWork, Event
 from alignedserve.protocol.messages import Heartbeat, Life, Member, rank_suffix
 from alignedserve.protocol.wire import MOST_FRAME_BYTES
 from alignedserve.scheduling.policy import Policy

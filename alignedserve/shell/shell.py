@@ -16,9 +16,8 @@ from typing import TypeAlias
 
 from alignedserve.errors import AlignedServeError, WireError
 from alignedserve.policies.guard import Failures
-from alignedserve.protocol.at_work import AtWork, attempts_of
 from alignedserve.protocol.commands import Command, Send
-from alignedserve.protocol.events import Event, Post, StepDone, Unsent
+from alignedserve.protocol.events import AtWork, Event, Post, StepDone, Unsent, attempts_of
 from alignedserve.protocol.membership import membership_of
 from alignedserve.protocol.messages import ROUTER, Figures, Life, Member, Message, Progress
 from alignedserve.shell import journal

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from alignedserve.locks import open_private
-from alignedserve.protocol.at_work import AtWork
+from alignedserve.protocol.events import AtWork
 from alignedserve.protocol.messages import Attempt
 from alignedserve.protocol.wire import MOST_NAMED
 

@@ -144,7 +144,11 @@ class JobUsers:
         unexpected = [row for row in errors if job.status is JobStatus.COMPLETED or not _is_undone(row)]
         if self._may_convict():
             unexpected = [row for row in unexpected if not _is_convicted(row)]
-        wrong = [row["custom_id"] for row in answers if _tokens(row) != submitted.output(int(row["custom_id"]))]
+        wrong = [
+            row["custom_id"]
+            for row in answers
+            if tuple(row["response"]["body"]["tokens"]) != submitted.output(int(row["custom_id"]))
+        ]
         checks = {
             f"it has results of the lines {done}, not of {wanted}": done != wanted,
             f"it counts {job.counts.completed} answers, and has {len(answers)}": job.counts.completed != len(answers),
@@ -167,10 +171,6 @@ def _is_undone(row: dict[str, Any]) -> bool:
 
 def _is_convicted(row: dict[str, Any]) -> bool:
     return "request_ends_workers" in json.dumps(row["response"])
-
-
-def _tokens(row: dict[str, Any]) -> tuple[int, ...]:
-    return tuple(row["response"]["body"]["tokens"])
 
 
 class FaultyStore(SqliteStore):

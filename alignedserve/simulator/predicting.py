@@ -23,7 +23,7 @@ from alignedserve.shell.turn import NoHands
 from alignedserve.simulator.machines.clock import Agenda, Priority
 
 if TYPE_CHECKING:  # numpy is loaded where lengths are predicted
-    from alignedserve.router.prediction.predictor import LengthModel, PromptEncoder
+    from alignedserve.router.prediction.predictor import HashEncoder, LengthModel
 
 ANSWER_S = 2e-3  # from an order to its answer
 MOST_KEPT = 50_000  # outputs
@@ -36,7 +36,7 @@ class Knowledge:
     """The encoder of a deployment's prompts, and the lengths that it has learnt before the run."""
 
     encode: Encode
-    encoder: Callable[[], PromptEncoder]
+    encoder: Callable[[], HashEncoder]
     past: tuple[Learn, ...] = ()
 
 
@@ -50,7 +50,7 @@ def knowledge_of(predictor: Predictor, num_past: int, seed: int) -> Knowledge:
     return Knowledge(sketch_of, _hash_encoder, _past_of(num_past, seed, sketch_of))
 
 
-def _hash_encoder() -> PromptEncoder:
+def _hash_encoder() -> HashEncoder:
     from alignedserve.router.prediction.predictor import HashEncoder
 
     return HashEncoder()
@@ -84,7 +84,7 @@ class PredictorHands(NoHands):
     """The predictor of one life of the router; `post` brings the router an event if it is still alive."""
 
     def __init__(
-        self, agenda: Agenda, encoder: Callable[[], PromptEncoder], kept: KeptLengths, post: Callable[[Event], None]
+        self, agenda: Agenda, encoder: Callable[[], HashEncoder], kept: KeptLengths, post: Callable[[Event], None]
     ) -> None:
         self._agenda, self._encoder, self._kept, self._post = agenda, encoder, kept, post
         self._learnt = deque(kept.learnt, MOST_KEPT)

@@ -83,7 +83,7 @@ class RecordedHands:
         self._hands.transfer(command, transfers, me, ended)
 
     def begin(self, command: Command) -> float:
-        if not _is_aside(command):
+        if not (isinstance(command, CopyIn | CopyOut) and command.aside):
             self._begun_at, self._was_free = self._agenda.now, self._free_share()
         return self._hands.begin(command)
 
@@ -95,10 +95,6 @@ class RecordedHands:
                 began_at = self._agenda.now - seconds if command.aside else self._begun_at
                 self._recorder.copy(self._worker, began_at, seconds, command)
         return self._hands.finish(command, seconds)
-
-
-def _is_aside(command: Command) -> bool:
-    return isinstance(command, CopyIn | CopyOut) and command.aside
 
 
 # worker; began_at, seconds, predicted_s; the shape; shortest, free share; end of the step's requests in the list

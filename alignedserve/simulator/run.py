@@ -218,11 +218,8 @@ class Simulation:
     def _engine(self) -> WorkHands:
         limits, timing = self.settings.limits, self.settings.timing
         if self.settings.checked:
-            return CheckedHands(self.clients.stories, timing, limits, self._arena_of)
+            return CheckedHands(self.clients.stories, timing, limits, lambda pool: self._arenas.get(pool.holder))
         return ModelledHands(self.clients.stories, timing)
-
-    def _arena_of(self, pool: Member) -> TaggedArena | None:
-        return self._arenas.get(pool.holder)
 
     # --- The end
 

@@ -263,6 +263,9 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
+# --- Token ids of a text
+
+
 LEAST_SLICE, MOST_SLICE = 4096, 16384  # characters of a long text that are tokenised together
 CUT_TOKENS = 64  # tokens that cutting a text, or a secret name in it, may add to each of its slices, at most
 

@@ -17,13 +17,12 @@ from alignedserve.protocol.commands import SendKv
 from alignedserve.protocol.messages import Member
 from alignedserve.protocol.roads import Endpoint, endpoints
 from alignedserve.transport.channel import Channel, ChannelSettings
+from alignedserve.transport.ends import ChunkReceiver, ChunkSender
 from alignedserve.transport.ipc import MappingReceiver, MappingSender
 from alignedserve.transport.mailbox import Mailbox
 from alignedserve.transport.mapping import Maps
 from alignedserve.transport.meeting import Direction, Meeting
 from alignedserve.transport.payload import DeviceBlocks
-from alignedserve.transport.receiving import ChunkReceiver
-from alignedserve.transport.sending import ChunkSender
 from alignedserve.transport.transport import Post, Transfer, failed
 from alignedserve.transport.turns import Communicators
 

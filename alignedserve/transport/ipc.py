@@ -29,6 +29,7 @@ from alignedserve.engine.device.devices import finish
 from alignedserve.engine.device.groups import Group
 from alignedserve.errors import PlanError
 from alignedserve.protocol.commands import ReceiveKv, SendKv
+from alignedserve.transport.ends import Receiver, Sender
 from alignedserve.transport.frames import (
     HANDLE,
     HANDLE_BYTES,
@@ -43,8 +44,6 @@ from alignedserve.transport.frames import (
 )
 from alignedserve.transport.mapping import Maps, NotMapped
 from alignedserve.transport.payload import DeviceBlocks
-from alignedserve.transport.receiving import Receiver
-from alignedserve.transport.sending import Sender
 
 log = logging.getLogger("alignedserve.transport")
 

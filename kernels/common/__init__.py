@@ -14,6 +14,5 @@ quantised.py        Weights of 8 or 4 bits with scales by groups of inputs, and 
 reference.py        Every kernel in plain torch: faster kernels are tested against it.
 scoring.py          How a layer scores tokens: scale, window, soft cap, sinks and slopes of its heads.
 spans.py            Where the tokens of a step's requests lie on the device; made once per step.
-static_spans.py     Spans at a fixed address, for steps that are captured once and replayed.
 threads.py          The threads that torch and the kernels share.
 """

@@ -99,12 +99,7 @@ def _within_groups(wished: Tensor, routing: Routing, is_biased: bool) -> Tensor:
 
 
 def add_experts(
-    x: Tensor,
-    experts: ExpertWeights,
-    chosen: Tensor,
-    shares: Tensor,
-    out: Tensor,
-    silu_mul: Callable[[Tensor], Tensor],
+    x: Tensor, experts: ExpertWeights, chosen: Tensor, shares: Tensor, out: Tensor, silu_mul: Callable[[Tensor], Tensor]
 ) -> None:
     """Add to each row of `out` what its experts make of its row of x, one expert after another.
 

@@ -20,16 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from alignedserve.kernels.common.linear import (
-    BUCKETS,
-    CLayer,
-    LayerShape,
-    Linear,
-    LinearPath,
-    NativePath,
-    Tuning,
-    Way,
-)
+from alignedserve.kernels.common.linear import BUCKETS, CLayer, LayerShape, Linear, LinearPath, NativePath, Tuning, Way
 from alignedserve.kernels.library import DTYPES, Library
 
 FP8 = torch.float8_e4m3fn

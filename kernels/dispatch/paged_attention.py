@@ -17,8 +17,7 @@ from torch import Tensor
 from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.failing import fault_of_kernel
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Spans
-from alignedserve.kernels.common.static_spans import StaticSpans
+from alignedserve.kernels.common.spans import Spans, StaticSpans
 from alignedserve.kernels.dispatch.paged_libraries import PagedLibrary, PagedRequests, fits, pages_of, requests_of
 from alignedserve.kernels.triton.kernels import TritonKernels
 

@@ -23,13 +23,7 @@ from alignedserve.kernels.common.quantised import quantised
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
-from alignedserve.kernels.dispatch.paged_libraries import (
-    PagedLibrary,
-    find,
-    misfit,
-    pages_of,
-    requests_of,
-)
+from alignedserve.kernels.dispatch.paged_libraries import PagedLibrary, find, misfit, pages_of, requests_of
 
 _OFF = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}  # far above rounding errors, far below a fault
 _SIZE, _BLOCK_SIZE = 32, 16

@@ -1,4 +1,4 @@
-"""Attention over paged blocks, in Triton; reference.py defines it, schedule.py says which pieces run side by side.
+"""Attention over paged blocks, in Triton; reference.py defines it, pieces.py says which pieces run side by side.
 
 A program computes one piece for one head of K: its rows are all queries of the tile, of all heads that share it. Tokens
 are looked up one by one, so blocks may have any size and be filled from either end. Unwritten slots are not read: loads
@@ -16,16 +16,34 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from alignedserve.kernels.common.int8_kv import check_dtypes, heads_written, keeps_int8, num_kv_heads
+from alignedserve.kernels.common.int8_kv import MOST_LEVEL, check_dtypes, heads_written, keeps_int8, num_kv_heads
 from alignedserve.kernels.common.placing import on_device, put
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Spans
-from alignedserve.kernels.common.static_spans import StaticSpans
-from alignedserve.kernels.triton.int8_kv import scales_of, write_int8
-from alignedserve.kernels.triton.launch import interpreting, power_of_2, processors, tuned
-from alignedserve.kernels.triton.pieces import OF_2, Partials, merge, piece_at, slots_of, weighed, write_piece
-from alignedserve.kernels.triton.rounding import from_bits_of_bf16
-from alignedserve.kernels.triton.schedule import NO_MERGE, NOTHING, Schedule, most_pieces, schedule, tiles_of
+from alignedserve.kernels.common.spans import Spans, StaticSpans
+from alignedserve.kernels.triton.launch import (
+    bits_of_bf16,
+    from_bits_of_bf16,
+    interpreting,
+    nearest,
+    power_of_2,
+    processors,
+    tuned,
+)
+from alignedserve.kernels.triton.pieces import (
+    NO_MERGE,
+    NOTHING,
+    OF_2,
+    Partials,
+    Schedule,
+    merge,
+    most_pieces,
+    piece_at,
+    schedule,
+    slots_of,
+    tiles_of,
+    weighed,
+    write_piece,
+)
 
 _LEAST_ROWS = 16  # of a matrix product
 _CHUNK_ROWS = 64
@@ -289,3 +307,68 @@ class _PlacedAgain:
         merges = [*planned.merges, *[NO_MERGE] * (len(self.merges) - len(planned.merges))]
         for own, new in ((self.pieces, pieces), (self.merges, merges)):
             put(own, torch.tensor(new, dtype=torch.int32))
+
+
+_TINY = torch.finfo(torch.float32).tiny
+
+
+@triton.jit
+def _write_head(x, to, scale_to, dim, there, MOST: tl.constexpr, TINY: tl.constexpr):
+    x = x.to(tl.float32)
+    strange = tl.max(tl.where((x == x) & (tl.abs(x) != float("inf")), 0, 1), 0)
+    largest = tl.max(tl.abs(x), 0) / MOST
+    kept = bits_of_bf16(tl.where(strange == 0, largest, float("nan")))
+    kept = tl.where(from_bits_of_bf16(kept) < TINY, 0, kept).to(tl.int16)
+    scale = from_bits_of_bf16(kept)
+    inverse = tl.where(scale > 0.0, 1.0 / tl.where(scale > 0.0, scale, 1.0), 0.0)
+    level = nearest(tl.minimum(tl.maximum(x * inverse, -MOST), MOST))
+    tl.store(to + dim, tl.where(strange == 0, level, 0.0).to(tl.int8), mask=there)
+    tl.store(scale_to, kept)
+
+
+@triton.jit
+def _write_int8(
+    cache,
+    scales,
+    slots,
+    k,
+    k_stride,
+    v,
+    v_stride,
+    apart,
+    VECTOR: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    MOST: tl.constexpr,
+    TINY: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    dim = tl.arange(0, WIDTH)
+    there = dim < HEAD_DIM
+    of_k = tl.load(slots + row) * VECTOR
+    of_v = of_k + apart * VECTOR
+    levels = head * HEAD_DIM
+    behind = tl.num_programs(1) * HEAD_DIM
+    x = tl.load(k + row * k_stride + levels + dim, mask=there, other=0.0)
+    _write_head(x, cache + of_k + levels, scales + (of_k + behind) // 2 + head, dim, there, MOST, TINY)
+    x = tl.load(v + row * v_stride + levels + dim, mask=there, other=0.0)
+    _write_head(x, cache + of_v + levels, scales + (of_v + behind) // 2 + head, dim, there, MOST, TINY)
+
+
+def write_int8(cache: Tensor, slots: Tensor, k: Tensor, v: Tensor, heads: int) -> None:
+    """Put K and V, whose numbers lie side by side, into these slots of a layer's cache."""
+    head_dim = k.shape[1] // heads
+    _write_int8[(len(slots), heads)](
+        *(cache, scales_of(cache), slots, k, k.stride(0), v, v.stride(0), cache.shape[1]),
+        VECTOR=cache.shape[-1],
+        HEAD_DIM=head_dim,
+        WIDTH=power_of_2(head_dim),
+        MOST=MOST_LEVEL,
+        TINY=_TINY,
+    )
+
+
+def scales_of(cache: Tensor) -> Tensor:
+    """Return the cache as the bits of its scales: two bytes each, at even places."""
+    return cache.view(torch.int16)

@@ -10,8 +10,7 @@ import triton.language as tl
 from alignedserve.errors import NotFinite
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.reference import ENLARGE, LARGEST, LEVELS, TINY_STEP
-from alignedserve.kernels.triton.launch import power_of_2
-from alignedserve.kernels.triton.rounding import nearest
+from alignedserve.kernels.triton.launch import nearest, power_of_2
 
 _CHANNELS = 128
 _TOKENS = 64

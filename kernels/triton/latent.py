@@ -1,4 +1,4 @@
-"""Attention to compressed vectors, in Triton; reference.py defines it, schedule.py says which pieces run side by side.
+"""Attention to compressed vectors, in Triton; reference.py defines it, pieces.py says which pieces run side by side.
 
 A program computes one piece for some of the heads: its rows are all queries of the tile, of these heads. A token's
 vector is read once, and is K and V at the same time. Its numbers are cut in two: those that are V too, and the rest;

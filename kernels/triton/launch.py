@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import triton
+import triton.language as tl
 from alignedserve.kernels.common.failing import fault_of_kernel
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources
@@ -34,7 +35,7 @@ def tuned(
 ) -> Callable[[Any], Any]:
     """Return a decorator that picks the fastest of these configurations for each `key`.
 
-    It measures when a key is first needed (rehearsing.py) and keeps the result over a restart. Each configuration comes
+    It measures when a key is first needed (tuning.py) and keeps the result over a restart. Each configuration comes
     with the numbers of warps that suit it; those that do not fit the arguments are not tried. Tensors that the kernel
     `changes`, rather than writes, are restored after each run that is measured.
     """
@@ -169,3 +170,25 @@ def processors(device: torch.device) -> int:
 def power_of_2(count: int) -> int:
     """Return the least power of 2 that is not below the count."""
     return 1 << (count - 1).bit_length()
+
+
+@triton.jit
+def nearest(x):
+    """Return the nearest whole number, of two the even one, as torch does: all versions have floor, and no more."""
+    down = tl.floor(x)
+    odd_down = (down * 0.5 - tl.floor(down * 0.5)) > 0.0
+    up = ((x - down) > 0.5) | (((x - down) == 0.5) & odd_down)
+    return down + tl.where(up, 1.0, 0.0)
+
+
+@triton.jit
+def bits_of_bf16(x):
+    """Return the bits of a number, rounded to bf16 as torch does."""
+    bits = x.to(tl.int32, bitcast=True)
+    near = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return tl.where(x == x, near, 0x7FC0).to(tl.int16)
+
+
+@triton.jit
+def from_bits_of_bf16(bits):
+    return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)

@@ -27,8 +27,7 @@ from alignedserve.kernels.common import fp8
 from alignedserve.kernels.common.blocked import BlockedLinear, BlockedWeight
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import FP8, Fp8Weight, QuantisedLinear, QuantisedWeight
-from alignedserve.kernels.triton.launch import interpreting, power_of_2, processors, tuned
-from alignedserve.kernels.triton.rounding import nearest
+from alignedserve.kernels.triton.launch import interpreting, nearest, power_of_2, processors, tuned
 
 TILE_ROWS = (16, 32, 64, 128)  # the first that holds all rows, or the most
 # Rows of a tile, so that four stages of it fit into the 99 kB of shared memory that every GPU has: of fp32, of whole

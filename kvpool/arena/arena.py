@@ -89,7 +89,7 @@ class _ArenaLayout:
 
     @property
     def payloads_at(self) -> int:
-        return _aligned(MEMORY_PAGE + self.num_words * _WORD_BYTES)
+        return -(-(MEMORY_PAGE + self.num_words * _WORD_BYTES) // MEMORY_PAGE) * MEMORY_PAGE
 
     @property
     def extent_bytes(self) -> int:
@@ -331,7 +331,3 @@ class Arena:
             return self.extents.place(page)
         except ValueError as error:
             raise ArenaError(f"{self.path}: {error}") from None
-
-
-def _aligned(size: int) -> int:
-    return -(-size // MEMORY_PAGE) * MEMORY_PAGE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from alignedserve.config.sources import hint
+from alignedserve.core import WORKERS, Role
+from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.errors import SimulateError
 from alignedserve.explain.sentences import lines
-from alignedserve.explain.story import Story
+from alignedserve.explain.story import PartAnswer, Story, tell
 from alignedserve.explain.trace_file import trace_of
 from alignedserve.lab.reports import plots, report
 from alignedserve.lab.reports.figures import RunFigures
@@ -25,8 +27,12 @@ from alignedserve.lab.trials.running import run_filmed
 from alignedserve.loads.figures import tables
 from alignedserve.loads.records import record_file
 from alignedserve.loads.records.records import RequestOutcome, RequestRecord, RunRecord
-from alignedserve.simulator.explaining import story_of
+from alignedserve.protocol.commands import Send
+from alignedserve.protocol.events import Received
+from alignedserve.protocol.messages import AskDecisions, Decisions
+from alignedserve.router.state import RouterCore
 from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.settings import gateways_of
 
 _HEARD_S = 1.0  # after a request's end: by then every part has noted the end
 _TOKEN_TITLES = ("request", "service", "index", "at_s", "gap_s")
@@ -164,3 +170,22 @@ class RequestStory:
     def perfetto(self, path: str | Path) -> None:
         """Write the story as a trace for ui.perfetto.dev."""
         tables.write(Path(path), trace_of(self.story))
+
+
+def story_of(simulation: Simulation, request: str) -> Story:
+    """Ask every part of the deployment, as it is now, what it decided about the request."""
+    parts = [name for name, role in simulation.launcher.members.items() if role in (Role.ROUTER, *WORKERS)]
+    answers = [answer for part in parts for answer in _answers(simulation, part, request)]
+    silent = {*parts} - {answer.part for answer in answers}
+    return tell(request, answers, silent, simulation.world.agenda.now)
+
+
+def _answers(simulation: Simulation, part: str, request: str) -> Iterator[PartAnswer]:
+    process = simulation.world.alive(part)
+    if process is None:
+        return
+    assert isinstance(process.core, RouterCore | DecodeCore)
+    question = Received(gateways_of(simulation.settings)[0], AskDecisions(1, request), 1)
+    for command in process.core.handle(question, simulation.world.agenda.now):
+        if isinstance(command, Send) and isinstance(command.message, Decisions):
+            yield PartAnswer(part, command.message.findings)

@@ -2,9 +2,7 @@
 
 fuzz.py           `alignedserve fuzz`: injects faults into simulated deployments and checks their invariants
 plan.py           `alignedserve plan`: finds the cheapest deployment that keeps its promises
-plan_settings.py  writes the settings that start the deployment of a plan
-planning.py       the flags of plan
 reproduce.py      `alignedserve reproduce`: runs the figures of papers, and writes them beside what the papers say
 simulate.py       `alignedserve simulate`: runs workloads in virtual time, prints and writes the figures
-simulating.py     the flags of simulate, reproduce and fuzz
+simulating.py     the flags of simulate, reproduce, fuzz and plan
 """

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean as mean
+from typing import TypeAlias
 
+import alignedserve
 from alignedserve.cli.terminal.interrupt import INTERRUPTED
 from alignedserve.cli.terminal.progress import ProgressBar, about
 from alignedserve.errors import SimulateError, file_errors
 from alignedserve.lab.cli.simulating import WhatIsReproduced
 from alignedserve.lab.processes import one_for_each_core, processes
 from alignedserve.lab.reports import plots
+from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.trial import SimulationTrial, TrialRun
-from alignedserve.lab.reproduce import drawing
 from alignedserve.lab.reproduce.cells import X
 from alignedserve.lab.reproduce.figure import Figure, Paper
-from alignedserve.lab.reproduce.kept import NAME, KeptRuns
 from alignedserve.lab.reproduce.page import (
     FOLDER,
     PAGE,
@@ -27,6 +32,7 @@ from alignedserve.lab.reproduce.page import (
     Key,
     Runs,
     document,
+    draw,
     numbers,
     page,
     picture,
@@ -175,4 +181,68 @@ def write(out: Path, papers: Sequence[Paper], runs: Runs) -> None:
 def _draw(folder: Path, papers: Iterable[Paper], runs: Runs) -> None:
     for paper, found in ran(papers, runs):
         for figure, _, cells in found:
-            drawing.draw(figure, cells, folder / picture(paper, figure))
+            draw(figure, cells, folder / picture(paper, figure))
+
+
+NAME = "runs.jsonl"
+_INPUTS = (".py", ".json", ".yaml", ".csv", ".lua")  # files of the package that a simulation may read
+
+Values: TypeAlias = Mapping[str, float]  # metric, as a path of `RunFigures` -> value
+
+
+class KeptRuns:
+    """The values of the trials that have ended. Without a file they are kept only as long as the command runs.
+
+    The file has a line for each trial as it ends: an interrupted command goes on from there. The first line is a
+    digest of the code. What other code gave is not read, and makes room for what this code gives.
+    """
+
+    def __init__(self, metrics: Sequence[str], path: Path | None = None) -> None:
+        self._metrics, self._path = metrics, path
+        self._values: dict[str, Values] = {}
+        self._head = "" if path is None else json.dumps({"code": _digest_of_code()})
+        if path is None:
+            return
+        if path.exists():
+            self._values.update(self._read(path.read_text(encoding="utf-8")))
+        new = path.with_suffix(".new")  # without what is cut off
+        self._write("w", self._head, *map(_line, self._values, self._values.values()), path=new)
+        os.replace(new, path)
+
+    def __contains__(self, trial: SimulationTrial) -> bool:
+        return repr(trial) in self._values
+
+    def __getitem__(self, trial: SimulationTrial) -> Values:
+        return self._values[repr(trial)]
+
+    def add(self, trial: SimulationTrial, figures: RunFigures) -> None:
+        key = repr(trial)
+        self._values[key] = {metric: figures.at(metric) for metric in self._metrics}
+        if self._path is not None:
+            self._write("a", _line(key, self._values[key]), path=self._path)
+
+    @staticmethod
+    def _write(mode: str, *lines: str, path: Path) -> None:
+        with file_errors(SimulateError, path), path.open(mode, encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
+    def _read(self, text: str) -> Iterator[tuple[str, Values]]:
+        """Yield the trials with all these metrics; a command that was killed may have left half a line."""
+        head, *lines = text.splitlines() or [""]
+        for line in lines if head == self._head else ():
+            with suppress(ValueError, KeyError, TypeError):
+                tree = json.loads(line)
+                yield tree["trial"], {metric: float(tree["values"][metric]) for metric in self._metrics}
+
+
+def _line(trial: str, values: Values) -> str:
+    return json.dumps({"trial": trial, "values": values})
+
+
+def _digest_of_code() -> str:
+    """Return a digest of all that decides what a simulation gives, but for what the trial itself says."""
+    digest, package = hashlib.blake2b(digest_size=16), Path(alignedserve.__file__).parent
+    folders = os.walk(package, followlinks=True)  # in a checkout some of its folders are links
+    for path in sorted(Path(folder, name) for folder, _, names in folders for name in names if name.endswith(_INPUTS)):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

@@ -2,8 +2,6 @@
 
 fuzz.py              Runs one scenario under watch and returns the verdict.
 invariants.py        Checks the invariants of a simulated run while it runs.
-job_drawing.py       Draws batch jobs, and faults of their runner and its store.
-job_rules.py         Checks the job runner: every line is answered once, and none of a job that is over.
 recording.py         Writes runs to files and finds the first difference of two files.
 scenario.py          Describes a small deployment, with requests and faults.
 scenario_drawing.py  Draws scenarios from seeds: most are small and crowded, where cores fail most.

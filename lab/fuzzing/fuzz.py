@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from alignedserve.lab.fuzzing.invariants import BrokenRule, Failure, InvariantWatch, Rule
-from alignedserve.lab.fuzzing.job_rules import JobRules
+from alignedserve.lab.fuzzing.invariants import BrokenRule, Failure, InvariantWatch, JobRules, Rule
 from alignedserve.lab.fuzzing.recording import RunWriter, open_run
 from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.loads.workload import Arrival

@@ -32,17 +32,7 @@ from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.lab.fuzzing.worker_views import holds_of
 from alignedserve.loads.records.records import RequestOutcome
 from alignedserve.protocol.commands import Send, SendKv
-from alignedserve.protocol.messages import (
-    Attempt,
-    AttemptLost,
-    Cancel,
-    Commit,
-    Member,
-    Prefix,
-    Pull,
-    Resend,
-    Submit,
-)
+from alignedserve.protocol.messages import Attempt, AttemptLost, Cancel, Commit, Member, Prefix, Pull, Resend, Submit
 from alignedserve.simulator.clients import Client
 from alignedserve.simulator.machines.faults import Fault, Forge, LinkFault, MemberFault, Resize, Skew, lasts_s
 from alignedserve.simulator.machines.process import Process

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from alignedserve.core import ServiceClass
 from alignedserve.lab.planning.deployments import DeploymentFamily, PlannedDeployment
 from alignedserve.lab.planning.outcome import (
+    NAMES,
     Outcome,
     PromisesToKeep,
     attainment_text,
@@ -19,7 +22,13 @@ from alignedserve.lab.planning.outcome import (
 )
 from alignedserve.lab.planning.search import Search
 from alignedserve.lab.reports.figures import figure_tree
+from alignedserve.lab.reports.plots import label_axis
+from alignedserve.loads.figures.plotting import new_figure, save_figure
 from alignedserve.loads.figures.tables import table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 _FORMAT = 1
 _TITLES = ("an hour", "chats", "documents", "tokens/s")
@@ -185,3 +194,47 @@ def _outcome_tree(outcome: Outcome) -> dict[str, Any]:
         "requests": outcome.rt.asked + outcome.be.asked,
         "is_cut": outcome.is_cut,
     }
+
+
+# --- Pictures
+
+
+def plot_plan(plan: Plan, path: Path) -> None:
+    figure = new_figure(13 if plan.loads else 8, 5)
+    axes = figure.subplots(1, 2 if plan.loads else 1, squeeze=False)[0]
+    _draw_sizes(plan, axes[0])
+    if plan.loads:
+        _draw_loads(plan, axes[1])
+    save_figure(figure, path)
+
+
+def _draw_sizes(plan: Plan, axis: Axes) -> None:
+    """Draw the lower of both classes' attainments; an arrow down where a run ended early, so that it would be lower."""
+    for number, family in enumerate(plan.search.families):
+        found = plan.search.of_family(family)
+        if found:
+            _draw_family(family, found, f"C{number}", axis)
+    answer = plan.search.answer
+    if answer is not None:
+        place = answer.price, least_attainment(plan.search.outcomes(answer))
+        axis.annotate(str(answer), place, xytext=(4, -14), textcoords="offset points")
+    axis.axhline(plan.promise.attain, color="#888888", linestyle=":", linewidth=1)
+    label_axis(axis, "attainment against size", "price of all workers, an hour", "share of requests in time")
+
+
+def _draw_family(family: DeploymentFamily, found: Mapping[int, list[Outcome]], colour: str, axis: Axes) -> None:
+    prices = [family.of_size(size).price for size in found]
+    kept = [least_attainment(outcomes) for outcomes in found.values()]
+    axis.plot(prices, kept, color=colour, label=str(family))
+    for price, share, outcomes in zip(prices, kept, found.values(), strict=True):
+        marker = "v" if any(outcome.is_cut for outcome in outcomes) else "o"
+        axis.plot(price, share, marker=marker, color=colour)
+
+
+def _draw_loads(plan: Plan, axis: Axes) -> None:
+    for service in ServiceClass:
+        points = [(point.rate, total([point.outcome], service).attainment) for point in plan.loads]
+        if any(isfinite(kept) for _, kept in points):
+            axis.plot(*zip(*points, strict=True), marker="o", label=NAMES[service])
+            axis.axhline(plan.promise.least(service), color="#888888", linestyle=":", linewidth=1)
+    label_axis(axis, f"attainment of {plan.search.answer}", "arrivals in a second", "share of requests in time")

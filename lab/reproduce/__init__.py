@@ -6,10 +6,8 @@ alise.py          ALISE's figures.
 apt_serve.py      Apt-Serve's figures.
 bros.py           BROS' figures.
 cells.py          The numbers of a figure: of each system at each point, over the seeds; what claims compute with.
-drawing.py        Draws a figure in its paper's axes.
 figure.py         What a figure is: its axes, systems, points and claims.
 files/            Devices and workloads that a figure needs and that have no name.
-kept.py           Keeps what trials gave in a file, so that an interrupted command goes on from there.
-page.py           Writes the page and the JSON of all figures.
+page.py           Writes the page and the JSON of all figures, and draws each in its paper's axes.
 papers.py         Finds papers and figures by their names.
 """

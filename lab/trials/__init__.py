@@ -1,6 +1,5 @@
 """What users ask to be simulated, by the command line or from Python, and how it is built and run.
 
 building.py  turns what users ask for (preset, workload, cluster, profile, policy) into the settings of a run
-filming.py   pictures of a run, as a gateway makes them of a live deployment, for the page with a time slider
 running.py   runs a trial: alone, with a film for a page, or with every command written to a file
 """

@@ -12,9 +12,9 @@ Everything here is exact and draws nothing at random: the same commands give the
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 from zipfile import BadZipFile
 
 import numpy as np
@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from alignedserve.core import Estimate, Sketch
 from alignedserve.machine.whole_file import whole_file
 from alignedserve.router.prediction.calibration import WINDOW, Calibration, Opinions, RecentOutputs, whole
-from alignedserve.router.prediction.fitting import NewestPrompts
 from alignedserve.router.prediction.neighbours import CAPACITY, Floats, Ints, PastPrompts, Similar
 from alignedserve.router.prediction.ridge import Ridge, log_of
 from alignedserve.scheduling.sketch import DIMENSIONS
@@ -41,12 +40,6 @@ _FORMAT = 1
 _SPREAD = 3.0  # length of the vectors that the regression gets
 
 
-class PromptEncoder(Protocol):
-    dimensions: int
-
-    def vectors(self, sketches: Sequence[Sketch]) -> Vectors: ...
-
-
 class HashEncoder:
     """An encoder that takes a prompt's sketch as the vector."""
 
@@ -59,7 +52,7 @@ class HashEncoder:
 
 
 class LengthModel:
-    def __init__(self, encoder: PromptEncoder, capacity: int = CAPACITY) -> None:
+    def __init__(self, encoder: HashEncoder, capacity: int = CAPACITY) -> None:
         self._encoder = encoder
         self.past = PastPrompts(encoder.dimensions, capacity)
         self._ridge = Ridge(encoder.dimensions + 1)
@@ -201,3 +194,66 @@ def _said_of(found: Calibration) -> str:
 def _estimate(mean: float, upper: float) -> Estimate:
     most = max(1, round(upper))
     return Estimate(min(most, max(1, round(mean))), most)
+
+
+_AT_ONCE = 1024  # prompts that are summed at a time
+
+
+@dataclass
+class _CountedOutputs:
+    """What the sums have of each entry: how often it counts, and with which output."""
+
+    serials: Ints  # of the entries that were in these rows
+    often: Ints  # 0: the sums have nothing of it
+    lengths: Ints
+
+    @classmethod
+    def nothing(cls, num: int) -> _CountedOutputs:
+        return cls(np.zeros(num, np.int64), np.zeros(num, np.int64), np.ones(num, np.int64))
+
+    def longer(self, num: int) -> _CountedOutputs:
+        """Return the same with room for `num` entries."""
+        new = self.nothing(num - len(self.often))
+        columns = (self.serials, new.serials), (self.often, new.often), (self.lengths, new.lengths)
+        return _CountedOutputs(*map(np.concatenate, columns))
+
+
+class NewestPrompts:
+    """The regression's fit to the newest past prompts: a fit counts only what has changed since the last one.
+
+    Sums of the regression are exact (ridge.py). So what is taken out leaves no trace, and the sums equal those of a
+    fit that counts all newest prompts again.
+    """
+
+    def __init__(self, past: PastPrompts, ridge: Ridge, inputs: Callable[[Ints], Floats]) -> None:
+        self._past, self._ridge, self._inputs = past, ridge, inputs
+        self._counted = _CountedOutputs.nothing(0)
+
+    def fit(self, newest: Ints) -> None:
+        """Fit the regression to these entries."""
+        before, now = self._before(), self._now(newest)
+        changed = (before.often != now.often) | (before.lengths != now.lengths)
+        self._count(np.flatnonzero(changed & (before.often > 0)), before, -1)
+        self._count(np.flatnonzero(changed & (now.often > 0)), now, 1)
+        self._counted = now
+        self._ridge.fit()
+
+    def _before(self) -> _CountedOutputs:
+        """Return what the sums have. They begin again where an entry that they count has made room for another."""
+        counted = self._counted.longer(len(self._past))
+        gone = (counted.serials != self._past.serial[: len(self._past)]) & (counted.often > 0)
+        if not gone.any():
+            return counted
+        self._ridge.forget()
+        return _CountedOutputs.nothing(len(self._past))
+
+    def _now(self, newest: Ints) -> _CountedOutputs:
+        past, now = self._past, _CountedOutputs.nothing(len(self._past))
+        now.serials[newest], now.often[newest] = past.serial[newest], past.num_seen[newest]
+        now.lengths[newest] = whole(past.means[newest])
+        return now
+
+    def _count(self, rows: Ints, counted: _CountedOutputs, sign: int) -> None:
+        for at in range(0, len(rows), _AT_ONCE):
+            some = rows[at : at + _AT_ONCE]
+            self._ridge.count(self._inputs(some), counted.lengths[some], sign * counted.often[some])

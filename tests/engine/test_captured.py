@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from alignedserve.core import Request, ServiceClass
-from alignedserve.kernels.common.spans import Lie
-from alignedserve.kernels.common.static_spans import StaticSpans
+from alignedserve.kernels.common.spans import Lie, StaticSpans
 from alignedserve.scheduling.policy import Policy, Room
 from tests.conftest import SOAK
 from tests.engine.deployment import BLOCK, BLOCKS, LIMITS, Deployment, deployed

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError
 from alignedserve.executor.hands import EngineHands
-from alignedserve.forms.device.checkpoints import Checkpoints
+from alignedserve.forms.device.performing import Checkpoints
 from alignedserve.forms.orders import CopySlots
 from tests.conftest import examples
 

@@ -27,8 +27,7 @@ from alignedserve.executor import loading as engine_loading
 from alignedserve.fallbacks import fallbacks
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
-from alignedserve.kernels.common.static_spans import StaticSpans
+from alignedserve.kernels.common.spans import Lie, Spans, StaticSpans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from tests.engine.driver import PLENTY, Driver, Live, Replays, prompt_of
 from tests.rare import rarely

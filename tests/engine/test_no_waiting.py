@@ -25,7 +25,7 @@ from alignedserve.engine.device import devices
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.models.rope import Rotation
 from alignedserve.engine.sampling import reading
-from alignedserve.kernels.common import static_spans
+from alignedserve.kernels.common import spans
 from alignedserve.kernels.common.reference import Reference
 from tests.engine.driver import Driver, prompt_of
 
@@ -140,7 +140,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         with torch._C.DisableTorchFunction():
             put_there(out).copy_(values)
 
-    for module in (engine_module, inputs, static_spans):
+    for module in (engine_module, inputs, spans):
         monkeypatch.setattr(module, "on_device", on_device, raising=False)
         monkeypatch.setattr(module, "put", put, raising=False)
     monkeypatch.setattr(reading, "ReadBack", Counted)

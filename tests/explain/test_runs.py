@@ -13,9 +13,9 @@ from alignedserve.explain.decisions import Kind
 from alignedserve.explain.sentences import lines
 from alignedserve.explain.story import Story, StoryStage
 from alignedserve.explain.trace_file import trace_of
+from alignedserve.lab.api.simulated_run import story_of
 from alignedserve.loads.workload import Workload
 from alignedserve.loads.workload.spec import read_workload
-from alignedserve.simulator.explaining import story_of
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
 from tests.rare import rarely

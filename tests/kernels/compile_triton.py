@@ -29,7 +29,6 @@ from alignedserve.kernels.triton import adapters as triton_adapters
 from alignedserve.kernels.triton import attention as triton_attention
 from alignedserve.kernels.triton import copies as triton_copies
 from alignedserve.kernels.triton import experts as triton_experts
-from alignedserve.kernels.triton import int8_kv as triton_int8_kv
 from alignedserve.kernels.triton import latent as triton_latent
 from alignedserve.kernels.triton import pieces as triton_pieces
 from alignedserve.kernels.triton import products as triton_products
@@ -102,7 +101,7 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
         yield triton_pieces.merge, merge | {"WITH_SINKS": with_sinks}, {"out": ""}
     yield triton_attention._write, {"KV_DIM": 1000, "WIDTH": 1024}, {"cache": "", "k": "", "v": ""}
     written = {"VECTOR": 1040, "HEAD_DIM": 128, "WIDTH": 128, "MOST": 127, "TINY": 2.0**-126}
-    yield triton_int8_kv._write_int8, written, OF_INT8 | {"k": "", "v": ""}
+    yield triton_attention._write_int8, written, OF_INT8 | {"k": "", "v": ""}
     for to_cache in (True, False):
         yield triton_copies._move, MOVED | {"TO_CACHE": to_cache}, {"cache": "", "rows": ""}
     yield triton_copies._quantise, LEVELS | {"TOKENS": 64, "WIDTH": 128}, {"rows": "", "tokens": WHOLE}

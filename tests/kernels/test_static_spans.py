@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
-from alignedserve.kernels.common.static_spans import BlockRoom, StaticSpans
-from alignedserve.kernels.triton.schedule import most_pieces, schedule, tiles_of
+from alignedserve.kernels.common.spans import BlockRoom, Lie, Spans, StaticSpans
+from alignedserve.kernels.triton.pieces import most_pieces, schedule, tiles_of
 from tests.conftest import examples
 from tests.rare import rarely
 

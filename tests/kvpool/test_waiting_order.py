@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import Entry, Request, Sampling, ServiceClass, Slo
-from alignedserve.forms.pool.waiting_order import WaitingOrder
+from alignedserve.forms.pool.compression import WaitingOrder
 from alignedserve.kvpool.grouping import WaitingEntry
 from alignedserve.protocol.messages import AskBatch
 from alignedserve.scheduling.dues import promise

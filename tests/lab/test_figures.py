@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.core import Role, Usage
-from alignedserve.lab.reports.figures import RunFigures, figure_tree
-from alignedserve.lab.reports.paper_figures import steps_in_slo
+from alignedserve.lab.reports.figures import RunFigures, figure_tree, steps_in_slo
 from alignedserve.loads.figures.request_figures import attains, attains_p99
 from alignedserve.loads.records.distribution import Distribution, percentile
 from alignedserve.loads.records.records import CopyRecord, RequestOutcome, RequestRecord, RunRecord

@@ -11,10 +11,9 @@ import pytest
 
 from alignedserve.cli import main as cli
 from alignedserve.lab.reports.trial import SimulationTrial
-from alignedserve.lab.trials import filming
+from alignedserve.lab.trials import running
 from alignedserve.lab.trials.building import settings_of
-from alignedserve.lab.trials.filming import Film
-from alignedserve.lab.trials.running import run_filmed, run_once
+from alignedserve.lab.trials.running import Film, run_filmed, run_once
 from alignedserve.loads.records.records import RunRecord
 from alignedserve.metrics.recent import SLOT_S
 from alignedserve.simulator.run import Simulation
@@ -74,7 +73,7 @@ def test_tokens_and_ends_add_up_to_the_run(run: tuple[Simulation, list[Any]]) ->
 
 
 def test_a_long_run_has_no_more_pictures(monkeypatch: pytest.MonkeyPatch, run: tuple[Simulation, list[Any]]) -> None:
-    monkeypatch.setattr(filming, "MOST_PICTURES", 16)
+    monkeypatch.setattr(running, "MOST_PICTURES", 16)
     _, pictures = filmed(TRIAL)
     assert 8 <= len(pictures) <= 16
     assert pictures[-1]["at"] > 0.7 * run[1][-1]["at"]
@@ -84,7 +83,7 @@ def test_charts_of_a_long_run_count_each_token_when_it_came(
     monkeypatch: pytest.MonkeyPatch, run: tuple[Simulation, list[Any]]
 ) -> None:
     """Pictures may be further apart than the slots of a chart."""
-    monkeypatch.setattr(filming, "MOST_PICTURES", 2)
+    monkeypatch.setattr(running, "MOST_PICTURES", 2)
     _, pictures = filmed(TRIAL)
     at = pictures[-1]["at"]
     assert at > SLOT_S

@@ -97,7 +97,7 @@ POOL = (
     ),
 )
 
-_CHANNEL, _RECEIVING, _MEETING = (f"alignedserve/transport/{name}.py" for name in ("channel", "receiving", "meeting"))
+_CHANNEL, _RECEIVING, _MEETING = (f"alignedserve/transport/{name}.py" for name in ("channel", "ends", "meeting"))
 
 TRANSPORT = (
     Mutant(

@@ -118,8 +118,8 @@ PLACES = (
     Place("adapter in a step", f"{_E}.adapters.kept:KeptAdapters.step", "adapter"),
     Place("copy to the pool", f"{_E}.copying.copies:PageCopier.pages_out", "flex", _PARTED, limit_s=ON_GPU_S),
     Place("copy from the pool", f"{_E}.copying.copies:PageCopier.pages_in", "flex", _PARTED),
-    Place("sending KV", "alignedserve.transport.sending:Sender._perform", "flex", DIRECT),
-    Place("receiving KV", "alignedserve.transport.receiving:Receiver._perform", "flex", DIRECT),
+    Place("sending KV", "alignedserve.transport.ends:Sender._perform", "flex", DIRECT),
+    Place("receiving KV", "alignedserve.transport.ends:Receiver._perform", "flex", DIRECT),
     # Links
     Place("frame out", "alignedserve.shell.links:encode", when=lambda envelope: (envelope.message,)),
     Place("frame in", "alignedserve.shell.links:decode", when=lambda frame, _: (frame,) if b"Submit" in frame else ()),

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Request
-from alignedserve.protocol.at_work import attempts_of
-from alignedserve.protocol.events import Event, Opened, TimerFired
+from alignedserve.protocol.events import Event, Opened, TimerFired, attempts_of
 from alignedserve.protocol.messages import (
     ROUTER,
     AskPrefix,

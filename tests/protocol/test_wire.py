@@ -34,8 +34,7 @@ from alignedserve.core import (
 )
 from alignedserve.errors import WireError
 from alignedserve.protocol import messages
-from alignedserve.protocol.at_work import attempts_of
-from alignedserve.protocol.events import Received
+from alignedserve.protocol.events import Received, attempts_of
 from alignedserve.protocol.messages import Commit, Heartbeat, Member, Output, Refused, Tokens
 from alignedserve.protocol.wire import MOST_NAMED, VERSION, Envelope, attempts_in, decode, encode
 from tests.conftest import examples

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from alignedserve.core import Role
-from alignedserve.protocol.at_work import AtWork
 from alignedserve.protocol.commands import Command, Send
-from alignedserve.protocol.events import TimerFired
+from alignedserve.protocol.events import AtWork, TimerFired
 from alignedserve.protocol.messages import AttemptLost, Cancel, Figures, Heartbeat, Inquire, Members, Message, Submit
 from alignedserve.router.members import RECOVERY_S
 from alignedserve.router.state import RouterCore, RouterLimits

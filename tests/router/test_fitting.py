@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from alignedserve.router.prediction.fitting import NewestPrompts
 from alignedserve.router.prediction.neighbours import Floats, Ints, PastPrompts
+from alignedserve.router.prediction.predictor import NewestPrompts
 from alignedserve.router.prediction.ridge import Ridge
 
 DIMENSIONS, KINDS = 8, 60

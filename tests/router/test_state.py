@@ -9,9 +9,8 @@ import pytest
 
 from alignedserve.core import Rejection, Request, Role, ServiceClass, Slo
 from alignedserve.explain.decisions import Kind
-from alignedserve.protocol.at_work import AtWork
 from alignedserve.protocol.commands import Send
-from alignedserve.protocol.events import TimerFired
+from alignedserve.protocol.events import AtWork, TimerFired
 from alignedserve.protocol.messages import (
     LAUNCHER,
     AskDecisions,

@@ -11,9 +11,9 @@ import pytest
 
 from alignedserve.core import Role, StepPlan, StepResult
 from alignedserve.errors import CastOut
-from alignedserve.protocol.at_work import AtWork
 from alignedserve.protocol.commands import Command, CopyOut, Deliver, RunStep, Send, SendKv, SetTimer
 from alignedserve.protocol.events import (
+    AtWork,
     Closed,
     CopiedOut,
     Event,

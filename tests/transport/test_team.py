@@ -26,9 +26,8 @@ from alignedserve.protocol.messages import rank_suffix
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.shell.part import PartSpec
-from alignedserve.transport import team
-from alignedserve.transport.joining import SECRET_BYTES, listening
-from alignedserve.transport.team import door_of, meet
+from alignedserve.transport import joining
+from alignedserve.transport.joining import SECRET_BYTES, door_of, listening, meet
 from tests.transport.nodes import DEADLINE_S, HOST, KEYS, SOON_S
 from tests.transport.test_strangers import AT_ONCE_S, FOREIGN, HALF_KNOWN, SAID, all_heard
 
@@ -143,7 +142,7 @@ def test_ranks_of_other_keys_and_of_other_lives_are_not_taken_for_ours(
 ) -> None:
     """They come to the same door."""
     specs = specs_of(2)
-    monkeypatch.setattr(team, "door_of", lambda _, rank: door_of(specs[0], rank))
+    monkeypatch.setattr(joining, "door_of", lambda _, rank: door_of(specs[0], rank))
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(meet, specs[0], 2, CPU, DEADLINE_S)
         with pytest.raises(RankLost, match="no rank has let this one in"):

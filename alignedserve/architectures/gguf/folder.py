@@ -88,6 +88,9 @@ def _files(file: GgufFile) -> dict[str, dict[str, Any]]:
     }
 
 
+# --- config.json, and the names of tensors
+
+
 @dataclass(frozen=True)
 class Model:
     """Holds what goes into config.json, and tells where each tensor lies."""

@@ -121,11 +121,7 @@ def _find(url: str, options: BenchOptions) -> _BenchedServer:
     context = card.get("max_model_len")
     model = options.model or str(card["id"])
     return _BenchedServer(
-        base,
-        Address.parse(base, options.api_key),
-        model,
-        context if isinstance(context, int) else None,
-        Dialect(model),
+        base, Address.parse(base, options.api_key), model, context if isinstance(context, int) else None, Dialect(model)
     )
 
 
@@ -227,7 +223,7 @@ class _BenchRun:
 
         def show(look: Look) -> None:
             if not chats.streams:
-                bar.tell(_job_line(look, lines))
+                bar.tell(f"{look.completed + look.failed:,} of {len(lines):,} lines ended, {look.tokens:,} tokens")
 
         follows = asyncio.create_task(job.follow(show))
         test = await self._played(server, chats, seed, bar)
@@ -258,7 +254,7 @@ class _BenchRun:
             test,
             server.address,
             self._options.timeout,
-            lambda progress, tokens, now: bar.tell(_line(progress, rate.seen(tokens, now))),
+            lambda progress, tokens, now: bar.tell(", ".join(_parts(progress, rate.seen(tokens, now)))),
         )
         self._player = player
         await player.play()
@@ -302,10 +298,6 @@ def _refusal(server: _BenchedServer, failure: AskFailure) -> str:
     if failure.status is None:
         return f"{server.url}: {failure.kind}: {failure.text}"
     return f"{server.url} refuses with {failure.status}: {failure.text}"
-
-
-def _job_line(look: Look, lines: Sequence[Arrival]) -> str:
-    return f"{look.completed + look.failed:,} of {len(lines):,} lines ended, {look.tokens:,} tokens"
 
 
 # --- The batch job of a load test
@@ -382,10 +374,6 @@ class _TokenRate:
         self._seen = [*self._seen[-19:], (now, tokens)]  # of the last five seconds
         since, before = self._seen[0]
         return ratio(tokens - before, now - since)
-
-
-def _line(progress: LoadProgress, tokens_per_s: float) -> str:
-    return ", ".join(_parts(progress, tokens_per_s))
 
 
 def _parts(progress: LoadProgress, tokens_per_s: float) -> Iterator[str]:

@@ -8,8 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alignedserve.cli.terminal.arguments import above_zero, file, filled, whole, zero_or_more
-from alignedserve.cli.terminal.declared import argument, flag, flag_of, last, switch
+from alignedserve.cli.terminal.arguments import (
+    above_zero,
+    argument,
+    file,
+    filled,
+    flag,
+    flag_of,
+    last,
+    switch,
+    whole,
+    zero_or_more,
+)
 from alignedserve.config.config import settings
 from alignedserve.loads import defaults
 
@@ -91,10 +101,7 @@ class BenchOptions:
         "best-effort requests are the lines of one batch job, in place of requests with service_tier flex"
     )
     rounds: int = flag(
-        "N",
-        "run N loads on each server in turns, each with its own seed (default: %(default)s)",
-        1,
-        type=whole(1),
+        "N", "run N loads on each server in turns, each with its own seed (default: %(default)s)", 1, type=whole(1)
     )
     warm_up: int = flag(
         "N", "first ask N requests of each stream that do not count (default: %(default)s)", 4, type=whole(0)

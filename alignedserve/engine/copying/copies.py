@@ -14,8 +14,8 @@ rest is neither written, nor read, nor part of the checksum.
 The checksum is the CRC-32 of what is in use, and 1 in place of 0, which says that there is none. A CPU sums up what it
 copies while it copies it; a GPU's pages, and what is written to a page otherwise, are read once more.
 
-A page of another kind (forms/device/pages.py) is written from a page of kind KV, and expanded on its way to the device.
-A GPU does both itself: it receives the page as it is, and expands it into the blocks.
+A page of another kind (forms/device/int8_pages.py) is written from a page of kind KV, and expanded on its way to the
+device. A GPU does both itself: it receives the page as it is, and expands it into the blocks.
 
 To and from a GPU several pages are under way at once, so that the next is prepared while one is copied; but few: what a
 step copies itself, some kilobytes, waits behind them in the same queue of the device. A turn ends when all its pages
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from alignedserve.engine.device.devices import CPU, Mark, finish
 from alignedserve.errors import ArenaError, PlanError
-from alignedserve.forms.device.pages import Amend, page_forms
+from alignedserve.forms.device.int8_pages import Amend, page_forms
 from alignedserve.kernels.common.reference import bytes_of
 from alignedserve.kernels.common.spans import slots_of
 from alignedserve.kernels.dispatch.dispatcher import choose

@@ -3,7 +3,7 @@
 This file sums their results or puts them side by side: over sockets between CPUs, over NCCL between GPUs. Between CPUs
 each rank sends its part to every other, and all sum in order of rank, so all have the same bits. Rank 0 holds the
 worker's shell and core; it tells the other ranks what to do as plain bytes: nothing is unpickled. How ranks connect:
-transport/team.py.
+transport/joining.py.
 
     layer              each rank has                 afterwards
     query, key, value  the rows of its heads         nothing: they attend to their own K and V

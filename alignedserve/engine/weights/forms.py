@@ -146,7 +146,7 @@ def _form_of(stored: StoredForm | None) -> Form:
 class CompressedTensors(Float8):
     """compressed-tensors: whole numbers around zero, packed as `weight_packed` [outputs, inputs / 8] or a byte each as
     `weight`; `weight_scale` by tensor, output or group; `weight_zero_point` packed by outputs, and `weight_g_idx`,
-    the group of each input. Layers that have none of these are plain, or 8-bit floats (float8.py)."""
+    the group of each input. Layers that have none of these are plain, or 8-bit floats (`Float8`)."""
 
     def read(self, tensors: Tensors, layer: str, shape: tuple[int, int], cut: Cut | None) -> AnyQuantised | None:
         inputs = cut.whole if cut is not None and cut.dim == 1 else shape[1]

@@ -1,8 +1,6 @@
 """How an engine handles forms other than KV, of requests on the device and of the pool's pages.
 
-checkpoints.py  Copies vectors of single tokens between slots of the device cache and the worker's memory.
 hidden.py       Attention to hidden vectors, and K and V made of hidden vectors.
 int8_pages.py   Converts a full page of KV to int8 and back (ALISE §3.2).
-pages.py        The forms that pages of the pool can have.
 performing.py   Performs the orders of forms on a worker's engine.
 """

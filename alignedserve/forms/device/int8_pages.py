@@ -8,6 +8,9 @@ finite, is not compressed.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
@@ -16,6 +19,7 @@ from alignedserve.errors import NotFinite
 from alignedserve.forms.pool.int8_layout import Int8Layout
 from alignedserve.kernels.common.reference import LEVELS
 from alignedserve.kernels.dispatch.dispatcher import Kernels
+from alignedserve.kvpool.arena.extents import PageKind
 
 _MOST_HALF = torch.finfo(torch.float16).max
 
@@ -94,3 +98,15 @@ class Int8Pages:
         least, step = (halves(offset).view(groups, kv_dim) for offset in (layout.least_at, layout.step_at))
         words = 1 + 3 * layout.most_wide
         return levels, least, step, torch.frombuffer(payload, dtype=torch.int32, count=words, offset=layout.num_wide_at)
+
+
+# Writes to the rows of a page, [layers, 2, tokens, kv_dim], what the device does not hold of them; the range is that of
+# the page's tokens. Returns whether it wrote anything.
+Amend: TypeAlias = Callable[[Tensor, range], bool]
+
+
+def page_forms(
+    groups: int, tokens: int, kv_dim: int, dtype: torch.dtype, kernels: Kernels, device: torch.device
+) -> Mapping[PageKind, Int8Pages]:
+    """Return the forms by the kind of a page. `groups` is the number of layers, times two."""
+    return {PageKind.KV_INT8: Int8Pages(groups, tokens, kv_dim, dtype, kernels, device)}

@@ -19,19 +19,22 @@ A page that a running request shares, or that is in an order, cannot be compress
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from alignedserve.core import Role
 from alignedserve.forms.messages import Compress, Compressed
 from alignedserve.forms.pool.pages import CompressiblePages
-from alignedserve.forms.pool.waiting_order import WaitingOrder
 from alignedserve.forms.rules import Compression
+from alignedserve.kvpool.arena.extents import Extents
+from alignedserve.kvpool.memory.pages import Pages
 from alignedserve.kvpool.memory.rewriting import AllWaiting, Rewriting, WaitsInPool
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, HolderGone, MemberJoined, MemberLost, Received
 from alignedserve.protocol.messages import AskBatch, holder
+from alignedserve.scheduling.lengths import tokens_left
+from alignedserve.scheduling.levels import InLine, level_of, shortest_wait_first
 from alignedserve.scheduling.policy import Policy
 
 PRESSURE = 0.25  # `auto` begins when a smaller share of the pages is free
@@ -126,7 +129,7 @@ class Compressor(Rewriting):
             return []
         commands: list[Command] = []
         for worker, by in list(self._workers.items()):
-            if worker in self._orders or not self._is_wanted:
+            if worker in self._orders or not (self._mode is Compression.INT8 or self._is_pressed):
                 continue
             pages = self._chosen(now)
             into = self._pages.compress(lease_to_compress(by), pages) if pages else None
@@ -138,10 +141,6 @@ class Compressor(Rewriting):
             self._workers[worker] = self._workers.pop(worker)
             commands.append(Send(worker, order))
         return commands
-
-    @property
-    def _is_wanted(self) -> bool:
-        return self._mode is Compression.INT8 or self._is_pressed
 
     @property
     def _is_pressed(self) -> bool:
@@ -219,3 +218,48 @@ class Compressor(Rewriting):
 def lease_to_compress(holder: str) -> str:
     """Return the name of the lease of the pages that a worker writes int8 to."""
     return f"{holder}/compressing"
+
+
+_WEIGHT = 0.1  # weight of the newest ask in the mean batch
+
+
+class WaitingOrder:
+    """Waiting requests by expected wait, from what decode workers say: the longest is compressed first.
+
+    scheduling/levels.py has the formula (ALISE §3.2), scheduling/lengths.py the predicted lengths of answers.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._ask = AskBatch(0, 0)  # the newest ask
+        self._mean_batch = 1.0
+
+    def heard(self, ask: AskBatch) -> None:
+        """Learn from an ask how many requests run there: all places of the worker less the free places."""
+        running = max(1, ask.most_requests - ask.requests)
+        self._ask = ask
+        self._mean_batch += _WEIGHT * (running - self._mean_batch)
+
+    def longest_first(self, waiting: Sequence[WaitsInPool], now: float) -> list[WaitsInPool]:
+        """Return the requests, longest expected wait first; among equals the request that is served later first."""
+        ask, policy = self._ask, self._policy
+        as_served = policy.ordering.of_waits.sort(waiting, lambda of: of.standing(ask, now), ask.times, policy.late)
+
+        def in_line(of: WaitsInPool) -> InLine:
+            tokens = tokens_left(of.entry.request, policy, len(of.entry.output))
+            return InLine(tokens * ask.times.mean_s, now - of.since, None if of.promise.is_rt else level_of(tokens))
+
+        return shortest_wait_first(list(as_served), in_line, self._mean_batch, policy.age_s)[::-1]
+
+
+def pages_of(extents: Extents) -> Pages:
+    """Return the pages of these extents, all free."""
+    if len(extents.kinds) > 1:
+        return CompressiblePages(extents)
+    return Pages(extents.num_pages(extents.first_kind))
+
+
+def rewriting_of(policy: Policy, pages: Pages, waiters: AllWaiting) -> Rewriting:
+    if policy.compression is not Compression.OFF and isinstance(pages, CompressiblePages):
+        return Compressor(policy, pages, waiters)
+    return Rewriting()

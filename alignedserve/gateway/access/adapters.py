@@ -21,7 +21,7 @@ from threading import Lock
 from typing import TypeAlias
 
 from alignedserve.architectures.config import DTYPE_BYTES, ModelConfig
-from alignedserve.config.lora import MOST_NAME
+from alignedserve.config.choices import MOST_NAME
 from alignedserve.core import Adapter
 from alignedserve.engine.adapters.lora import CONFIG, WEIGHTS, LoraFiles, read_lora
 from alignedserve.errors import AdapterError

@@ -97,7 +97,7 @@ class Ledger:
     def row(self, caller: str) -> Iterator[CallerRow]:
         """Lock the ledger and give this caller's row, to read and to change."""
         with self._locked():
-            digest, offset = _digest(caller), self._offsets.get(caller)
+            digest, offset = hashlib.blake2b(caller.encode(), digest_size=16).digest(), self._offsets.get(caller)
             if offset is None or self._digest_at(offset) != digest:
                 offset = self._offsets[caller] = self._find(digest)
             _, row = self._read(offset)
@@ -152,10 +152,6 @@ class Ledger:
 
 def ledger_name(deployment: str) -> str:
     return f"{deployment}-limits"
-
-
-def _digest(caller: str) -> bytes:
-    return hashlib.blake2b(caller.encode(), digest_size=16).digest()
 
 
 def open_shared(path: Path, size: int) -> int:

@@ -136,6 +136,9 @@ def _tokens(row: Row, column: str, where: str) -> int:
     return int(text)
 
 
+# --- Chats
+
+
 _LETTERS = 4  # of a token, in English
 
 

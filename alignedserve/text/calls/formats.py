@@ -193,6 +193,9 @@ def named_call_format(name: str, template: str = "") -> CallFormat:
     return next((form for form in rows if form.is_shown_by(template)), rows[0])
 
 
+# --- Tools and calls, as a chat template can take them
+
+
 Message: TypeAlias = Mapping[str, Any]
 _MANUAL = """# Tools
 

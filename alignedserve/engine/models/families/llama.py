@@ -58,11 +58,7 @@ class Llama(Model):
             turned=config.rope.dim,
             angles=config.rope_of(number),
             scoring=Scoring(
-                config.scale(number),
-                config.window(number),
-                config.score_cap,
-                sinks,
-                stretch=config.stretch(number),
+                config.scale(number), config.window(number), config.score_cap, sinks, stretch=config.stretch(number)
             ),
         )
         dense = ExpertNames(gate_up=names.gate_up)
