@@ -23,8 +23,7 @@ from alignedserve.lab.processes import one_for_each_core, processes
 from alignedserve.lab.reports import plots
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.trial import SimulationTrial, TrialRun
-from alignedserve.lab.reproduce.cells import X
-from alignedserve.lab.reproduce.figure import Figure, Paper
+from alignedserve.lab.reproduce.figure import Figure, Paper, X
 from alignedserve.lab.reproduce.page import (
     FOLDER,
     PAGE,

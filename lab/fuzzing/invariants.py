@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from alignedserve.core import Chunk, Decode, FoldKv, FormOrder, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
@@ -72,6 +72,9 @@ from alignedserve.simulator.machines.faults import Forge
 from alignedserve.simulator.machines.process import Process
 from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.run import Simulation
+
+if TYPE_CHECKING:
+    from alignedserve.simulator.job_runner import JobRunnerSimulation
 from alignedserve.store.job import JobStatus
 
 FEW_OPEN = 1000  # open requests: no run has more
@@ -309,16 +312,6 @@ def _listed(values: Iterable[object]) -> str:
 _Line = tuple[str, int]
 
 
-class JobStates(Protocol):
-    """Tells what the store has of jobs, and which requests of lines are open."""
-
-    def is_open(self, job: str, /) -> bool: ...
-
-    def has_result(self, job: str, line: int, /) -> bool: ...
-
-    def open_lines(self, job: str, /) -> list[str]: ...
-
-
 class JobRules:
     """Watches the job runner's lives, at every event that its core hears and every command; `breaks` hears what is
     wrong.
@@ -340,7 +333,7 @@ class JobRules:
         self._answered: set[_Line] = set()
         self._cancelled: set[str] = set()
 
-    def told(self, event: JobEvent, states: JobStates) -> None:
+    def told(self, event: JobEvent, states: JobRunnerSimulation) -> None:
         match event:
             case OpenJobsRead(jobs):
                 self._cancelled |= {job.id for job in jobs if job.status is JobStatus.CANCELLING}
@@ -353,7 +346,7 @@ class JobRules:
             case JobSaved(job) if not job.is_open and (left := states.open_lines(job.id)):
                 self._breaks(f"{job.id} has ended, and {left} run on")
 
-    def ordered(self, command: JobCommand, states: JobStates) -> None:
+    def ordered(self, command: JobCommand, states: JobRunnerSimulation) -> None:
         match command:
             case RunLine(job, line):
                 if why := self._why_not(job.id, line, states):
@@ -364,7 +357,7 @@ class JobRules:
             case DropLines(job):
                 self._running = {(other, line) for other, line in self._running if other != job}
 
-    def _why_not(self, job: str, line: int, states: JobStates) -> str:
+    def _why_not(self, job: str, line: int, states: JobRunnerSimulation) -> str:
         reasons = {
             "it is running": (job, line) in self._running,
             "it has its answer": (job, line) in self._answered,

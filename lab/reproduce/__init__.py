@@ -5,8 +5,7 @@ aligned_serve.py  AlignedServe's figures.
 alise.py          ALISE's figures.
 apt_serve.py      Apt-Serve's figures.
 bros.py           BROS' figures.
-cells.py          The numbers of a figure: of each system at each point, over the seeds; what claims compute with.
-figure.py         What a figure is: its axes, systems, points and claims.
+figure.py         What a figure is: its axes, systems, points and claims; and its numbers, which claims compute with.
 files/            Devices and workloads that a figure needs and that have no name.
 page.py           Writes the page and the JSON of all figures, and draws each in its paper's axes.
 papers.py         Finds papers and figures by their names.

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from alignedserve.lab.reports.figure_rows import Better
-from alignedserve.lab.reproduce.cells import Cells
-from alignedserve.lab.reproduce.figure import Axis, Claim, Figure, Paper, Point, System, file
+from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, System, file
 from alignedserve.loads.records.distribution import ratio
 
 _CALM, _PAPERS, _LARGE = "0.2/s", "8/s", "OPT-175B, 8/s"

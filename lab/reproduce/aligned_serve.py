@@ -7,8 +7,7 @@ grouping needs many that wait. The application workloads are drawn, with the mea
 from __future__ import annotations
 
 from alignedserve.lab.reports.figure_rows import Better
-from alignedserve.lab.reproduce.cells import Cells
-from alignedserve.lab.reproduce.figure import Axis, Claim, Figure, Paper, Point, System, file
+from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, System, file
 
 _OPT_13B, _LLAMA_7B = "h100-opt-13b-tp1", "h100-llama-2-7b-tp1"
 _DECODED = "papers.alignedserve.decode_tokens_per_s"

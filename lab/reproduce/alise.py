@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from alignedserve.lab.reports.figure_rows import Better
-from alignedserve.lab.reproduce.cells import Cells
-from alignedserve.lab.reproduce.figure import Axis, Claim, Figure, Paper, Point, System
+from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, System
 from alignedserve.loads.records.distribution import ratio
 
 _OPT_13B, _LLAMA_13B = "v100-opt-13b-tp1", "v100-llama-2-13b-tp1"

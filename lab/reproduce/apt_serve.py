@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from alignedserve.lab.reproduce.cells import Cells
-from alignedserve.lab.reproduce.figure import Axis, Claim, Figure, Paper, Point, System, file
+from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, System, file
 from alignedserve.loads.records.distribution import ratio
 
 _OPT_13B = "a100-40-opt-13b-tp1"

@@ -15,8 +15,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from alignedserve.errors import SimulateError
-from alignedserve.lab.reproduce.cells import Cells, X
-from alignedserve.lab.reproduce.figure import OURS, Claim, Figure, Paper
+from alignedserve.lab.reproduce.figure import OURS, Cells, Claim, Figure, Paper, X
 from alignedserve.loads.figures.plotting import new_figure, save_figure
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from alignedserve.lab.reports.figure_rows import Better
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.reproduce import papers
-from alignedserve.lab.reproduce.cells import Cells, X
-from alignedserve.lab.reproduce.figure import Axis, Claim, Figure, Paper, Point, System
+from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, System, X
 from alignedserve.lab.reproduce.page import FigureRun, document, page, picture, read_document, tables
 from alignedserve.lab.reproduce.papers import PAPERS, chosen
 from alignedserve.lab.trials.building import settings_of
