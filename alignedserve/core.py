@@ -514,6 +514,17 @@ class Decode:
         return self.start - self.kv.dropped
 
 
+@dataclass(slots=True)
+class Draw:
+    """The first token of a request that waits. Its prompt equals another, which ends in this step: so do the logits."""
+
+    request: str
+    source: str  # the request of that chunk, the last of an equal prompt
+    sampling: Sampling
+    history: History | None = None  # where the sampling edits logits
+    index: int = 0  # in the request's output
+
+
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
 class StepPlan:
     """A forward pass: what runs, and where the KV lies."""
@@ -522,6 +533,7 @@ class StepPlan:
     chunks: tuple[Chunk, ...] = ()
     decodes: tuple[Decode, ...] = ()
     predicted_s: float = 0.0  # that the step will take, as the worker predicts
+    draws: tuple[Draw, ...] = ()  # for requests that do not run
 
     @property
     def parts(self) -> tuple[Chunk | Decode, ...]:

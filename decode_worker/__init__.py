@@ -2,6 +2,7 @@
 
 state.py         The decode worker's core: which part hears which event, and what follows each event.
 arriving.py      Requests that come: batches of the pool, offers, the room for more.
+choices.py       The choices of one prompt, which get their first tokens with the first choice.
 joining.py       Requests that get seats: candidates, copied or pulled, and prompts.
 running.py       The next step: memory, the choice, a step ahead or in a pause, and what a step that has ended brings.
 pausing.py       Pauses of a step, in which chats' prompts run.

@@ -16,9 +16,11 @@ Prompts of chats need not wait on a CPU, where the step in flight can pause for 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from alignedserve.core import Chunk, Decode, FinishReason, PreemptionCause, StepPlan
 from alignedserve.cost.model import Shape
+from alignedserve.decode_worker.choices import Choices
 from alignedserve.decode_worker.joining import Seats
 from alignedserve.decode_worker.leaving import Leaving
 from alignedserve.decode_worker.pausing import Pauses
@@ -63,9 +65,11 @@ _ANSWER = "answer"  # timer: the next step waits no longer for the pool
 class Stepping(WorkerPart):
     """Plans a step: memory for the next tokens, the choice, a step ahead of the one in flight, or one in its pause."""
 
-    def __init__(self, worker: Worker, arrivals: Arrivals, seats: Seats, leaving: Leaving, elsewhere: FormPart) -> None:
+    def __init__(
+        self, worker: Worker, arrivals: Arrivals, seats: Seats, choices: Choices, leaving: Leaving, elsewhere: FormPart
+    ) -> None:
         super().__init__(worker)
-        self._arrivals, self._seats = arrivals, seats
+        self._arrivals, self._seats, self._choices = arrivals, seats, choices
         self._leaving, self._elsewhere = leaving, elsewhere
         self._shares = CallerShares(self._limits.max_batch, self._pace, self._queue.waiting)
         self._pauses = Pauses(worker)
@@ -106,6 +110,7 @@ class Stepping(WorkerPart):
         if not selection.chunks and not decodes:
             return []
         plan = self._steps.begin(selection.chunks, decodes, selection.shape, selection.predicted_s)
+        plan.draws = self._choices.draws(plan.chunks)
         prompts = [*map(self._here.running_of, selection.chunks)]
         self._steps.newest = RanStep(plan.number, selection.decodes, prompts)
         self._here.order.note_run(selection.decodes)
@@ -220,7 +225,9 @@ class Stepping(WorkerPart):
         self._queue.run_amid(selection.admitted)
         self._shares.count(selection, self._here.running_of)
         self._pauses.pauses_for(selection.predicted_s)
-        return [RunAmid(self._steps.begin_amid(selection.chunks, selection.shape, selection.predicted_s))]
+        plan = self._steps.begin_amid(selection.chunks, selection.shape, selection.predicted_s)
+        plan.draws = self._choices.draws(plan.chunks)
+        return [RunAmid(plan)]
 
     # --- The step after the step in flight
 
@@ -278,9 +285,11 @@ class StepEnd(WorkerPart):
     finds too little, the request is lost, and its owner starts the next attempt.
     """
 
-    def __init__(self, worker: Worker, outputs: Outputs, writing: PageWriting, to_write: PagesToWrite) -> None:
+    def __init__(
+        self, worker: Worker, choices: Choices, outputs: Outputs, writing: PageWriting, to_write: PagesToWrite
+    ) -> None:
         super().__init__(worker)
-        self._outputs, self._writing, self._to_write = outputs, writing, to_write
+        self._choices, self._outputs, self._writing, self._to_write = choices, outputs, writing, to_write
         self._alike: tuple[list[str], list[float], float] = [], [], 1.0  # requests that decoded last, and their charges
         self._num_alike = 0  # steps that were charged so
 
@@ -309,12 +318,12 @@ class StepEnd(WorkerPart):
         self._outputs.steps_ended(ended.all_to)
         # Behind the step in flight, and before whatever is ordered for the blocks that come free.
         folds = self._memory.folding.trim(self._writing.awaits)
-        return [*folds, *released, *self._outputs.flush()]
+        return [*released, *folds, *self._outputs.flush()]
 
     def _give_tokens(self, plan: StepPlan, done: StepDone, began_at: float, now: float) -> list[Command]:
         """Give requests the results of the step that began at `began_at`, and charge each with its share of the step;
         prompts that get a first token become residents. Return the releases of requests that end or lose their
-        beginning.
+        beginning, and copies to choices that join.
 
         The result for a request that has left is dropped; the next attempt, which has other blocks, may be here by now.
         """
@@ -327,7 +336,8 @@ class StepEnd(WorkerPart):
         size, dropping, let_go = pages.page_size, self._memory.dropping, list[Attempt]()
         charges, in_all = self._charges(plan)
         part_s, part_joules = seconds / in_all, joules / in_all
-        for part, charge in zip(plan.parts, charges, strict=True):  # one for each token
+        joined = list[tuple[Chunk, float]]()  # behind the parts: choices, which pay for nothing that ran
+        for part, charge in chain(zip(plan.parts, charges, strict=True), joined):  # one for each token
             request = part.request
             running = find(request)
             # Nearly always the same KV: no need to ask.
@@ -345,6 +355,10 @@ class StepEnd(WorkerPart):
                 running.end_chunk(part, began_at, scores.get(request, ()), vectors.get(request, b""))
                 pages.publish(running)
                 running.promise.served(now)
+                if plan.draws:
+                    chunks, copies = self._choices.join(running, plan, now)
+                    joined += [(chunk, 0.0) for chunk in chunks]
+                    released += copies
             if dropping.is_on and dropping.drop(running):
                 let_go.append(running.key)
             if (token := tokens.get(request)) is not None:

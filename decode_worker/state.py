@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 from alignedserve.core import OWNERS, WORKERS, Role
 from alignedserve.decode_worker.arriving import Intake
+from alignedserve.decode_worker.choices import Choices
 from alignedserve.decode_worker.joining import Seats
 from alignedserve.decode_worker.leaving import Leaving
 from alignedserve.decode_worker.pool_traffic import PagesToWrite, PageWriting
@@ -151,8 +152,9 @@ class DecodeCore:
         self.seats = Seats(worker, self.leaving)
         self.arrivals = Arrivals(worker)
         # Steps
-        self.stepping = Stepping(worker, self.arrivals, self.seats, self.leaving, self.elsewhere)
-        self.step_end = StepEnd(worker, self.owners, self.writing, self.pages)
+        choices = Choices(worker, self.seats)
+        self.stepping = Stepping(worker, self.arrivals, self.seats, choices, self.leaving, self.elsewhere)
+        self.step_end = StepEnd(worker, choices, self.owners, self.writing, self.pages)
         self.idle = IdleTrials(worker, setup.cost is not None)
         self.router = RouterLink(worker, self.owners, self.elsewhere)
         here.drop = self.drop

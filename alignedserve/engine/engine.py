@@ -37,7 +37,16 @@ from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.model import Attention
 from alignedserve.engine.models.runs import Checker, Run, run_of
 from alignedserve.engine.pooling import Pooler, Vectors, encoded, head_of
-from alignedserve.engine.sampling.reading import Begun, Done, DrawnStep, Passing, next_tokens, result_of, rows_wanted
+from alignedserve.engine.sampling.reading import (
+    Begun,
+    Done,
+    DrawnStep,
+    Passing,
+    next_tokens,
+    result_of,
+    rows_wanted,
+    with_draws,
+)
 from alignedserve.engine.sampling.sampling import NextToken, Sampler
 from alignedserve.engine.weights.forms import weights_of
 from alignedserve.engine.weights.tensors import Weights
@@ -296,6 +305,8 @@ class Engine:
             if self.ranks.rank:
                 self._before = self._handed_on(wanted) if reads_later else NOTHING
                 return Done(StepResult(plan.number, ()))
+            if plan.draws:
+                logits = with_draws(plan, logits, wanted)
             if not (wanted or is_read):
                 self._before = NOTHING
                 return Passing(plan.number, self.device)

@@ -8,7 +8,7 @@ import typing
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from alignedserve.core import Chunk, Decode, FormOrder, StepPlan
+from alignedserve.core import Chunk, Decode, Draw, FormOrder, StepPlan
 from alignedserve.forms.orders import FORM_ORDERS
 from alignedserve.protocol import wire
 from alignedserve.protocol.commands import CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
@@ -33,7 +33,7 @@ Order: TypeAlias = RunStep | Copying | SendKv | ReceiveKv | Meet | PartFrom
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (*typing.get_args(Order), *FORM_ORDERS)}
 Ended: TypeAlias = KvSent | KvReceived
 _ENDED: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Ended)}
-_Part = typing.TypeVar("_Part", Chunk, Decode)
+_Part = typing.TypeVar("_Part", Chunk, Decode, Draw)
 
 
 def decode(frame: bytes) -> Order:
@@ -48,7 +48,7 @@ def decode_ended(frame: bytes) -> Ended:
 def without_histories(plan: StepPlan) -> StepPlan:
     """Return the plan without what only sampling needs: other ranks than rank 0 sample nothing."""
     chunks, decodes = tuple(map(_without_history, plan.chunks)), tuple(map(_without_history, plan.decodes))
-    return replace(plan, chunks=chunks, decodes=decodes)
+    return replace(plan, chunks=chunks, decodes=decodes, draws=tuple(map(_without_history, plan.draws)))
 
 
 def _without_history(part: _Part) -> _Part:

@@ -53,7 +53,8 @@ class PlainMemory:
         # Requests share full pages by the pool's names for the pages.
         limits, writer = pace.limits, pool.writer
         size, page_size = limits.block_size, limits.page_size
-        self.pages = DevicePages(self.blocks, size, page_size, writer.names.blocks_of, pace.fetch_s, limits.unread)
+        name, drops = writer.names.blocks_of, limits.reach is not None
+        self.pages = DevicePages(self.blocks, size, page_size, name, pace.fetch_s, limits.unread, drops)
         self.dropping = Dropping(self, writer)
         folds = self.keeps_places and self.decodes  # without decodes all leave, and what is folded could not
         self.folding = Folding(self, here, writer, limits.fold if folds else None)

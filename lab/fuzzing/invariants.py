@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any
 
 from alignedserve.core import Chunk, Decode, FoldKv, FormOrder, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.forms.orders import CompressPage
+from alignedserve.forms.orders import CompressPage, CopySlots
 from alignedserve.forms.pool.compression import lease_to_compress
 from alignedserve.forms.prefetch.buffers import Buffers
 from alignedserve.jobs.messages import (
@@ -289,6 +289,8 @@ def _written(command: Command, block_size: int) -> set[int]:
             return set(blocks)
         case FoldKv(folds):
             return {into for into, *_ in folds}
+        case CopySlots(moves=moves):
+            return {target // block_size for _, target in moves}
     return set()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from alignedserve.config.config import of_preset
 from alignedserve.config.presets import PRESETS
 from alignedserve.core import Fold, ServiceClass, Sight, units_for
-from alignedserve.lab.fuzzing.scenario import Ask, AskedVector, Scenario
+from alignedserve.lab.fuzzing.scenario import TOPOLOGIES, Ask, AskedVector, Scenario, least_pages
 from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room, SchedulerName
 from alignedserve.simulator.machines.faults import Skew
 
@@ -27,7 +27,7 @@ _BY_ARRIVAL = (
 
 
 def widened(drawn: Scenario) -> Scenario:
-    drawn = _with_families(_on_nodes(_with_more_workers(_switched(_with_preset(drawn)))))
+    drawn = _with_choices(_with_families(_on_nodes(_with_more_workers(_switched(_with_preset(drawn))))))
     return _ahead_of_promises(_as_others(_with_callers(_with_copies_beside(_with_known_copies(drawn)))))
 
 
@@ -223,10 +223,36 @@ def _with_families(drawn: Scenario) -> Scenario:
         num_alike = max(0, ask.num_prompt - draw.choice((0, 0, 1, 5)))
         family = replace(ask, at=at, service=service, beginning=0, num_alike=num_alike)
         asks.append(family if draw.random() < 0.7 else replace(family, leaves_after_s=leaves_after_s))
-    policy, drawn = (
-        replace(drawn.policy, reuse=True, blocks=Layout.PLAIN, cache=Cache.KV),
-        replace(drawn, asks=tuple(asks)),
-    )
+    return _sharing(replace(drawn, asks=tuple(asks)))
+
+
+def _with_choices(drawn: Scenario) -> Scenario:
+    """Let clients of every eighth run ask for several choices of a prompt, most at once: while a step runs, all choices
+    of the next come to wait. Some leave early."""
+    draw = Random(f"{drawn.seed}/choices")
+    if draw.random() > 1 / 8:
+        return drawn
+    asks, at = list[Ask](), drawn.asks[0].at
+    for ask in drawn.asks[: draw.randint(1, 5)]:
+        at = draw.choice((at, at, at + draw.uniform(0, 0.1)))
+        prompt = {"after": None, "num_prompt": draw.randint(5, 60), "beginning": ask.number, "num_alike": 60}
+        for choice in range(draw.randint(2, 5)):
+            leaves_after_s = draw.choice((None, ask.leaves_after_s, draw.uniform(0, 0.2)))
+            # A number of the same kind of sampling (scenario.py): choices differ in the seed alone.
+            asks.append(
+                replace(ask, number=ask.number + 3_000 * choice, **prompt, at=at, leaves_after_s=leaves_after_s)
+            )
+    size, max_batch = drawn.limits.block_size, draw.randint(3, 20)
+    num_blocks = int(units_for(max(ask.most_tokens for ask in asks), size) * draw.choice((1.5, 3.0, 8.0)))
+    limits = replace(drawn.limits, num_blocks=num_blocks, max_batch=max_batch, max_step_tokens=max_batch + 64)
+    num_pages = least_pages(tuple(asks), limits) * draw.choice((1, 4))
+    topology = draw.choice((drawn.topology, TOPOLOGIES[0]))
+    return _sharing(replace(drawn, topology=topology, asks=tuple(asks), limits=limits, num_pages=num_pages))
+
+
+def _sharing(drawn: Scenario) -> Scenario:
+    """Let requests share blocks, if the policy can."""
+    policy = replace(drawn.policy, reuse=True, blocks=Layout.PLAIN, cache=Cache.KV)
     return drawn if policy.problem is not None else _with_policy(drawn, policy)
 
 

@@ -104,7 +104,8 @@ class Pair:
             case RunStep(plan):
                 for chunk in plan.chunks:
                     self.ran[chunk.request] += len(chunk.tokens)
-                sampled = [(part.request, 7) for part in plan.parts if part.sampling is not None]
+                parts = (*plan.parts, *plan.draws)
+                sampled = [(part.request, 7) for part in parts if part.sampling is not None]
                 self.hears(StepDone(StepResult(plan.number, tuple(sampled)), 0.01))
             case CopyIn(number):
                 self.hears(CopiedIn(number, intact))

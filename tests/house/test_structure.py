@@ -160,7 +160,7 @@ MOST_KNOWING = 3
 # Words that only those have who know the mechanism.
 MECHANISMS = {
     "two-ended blocks": r"from_right|right end|bidirectional|BIDIRECTIONAL|Shared(Memory|Blocks|Seating|Pairs)"
-    r"|[Tt]wo.?[Ee]nded|CopySlots|SlotCopies|Checkpoints\b|\.checkpoints\b|\bsaved[:=(]|num_places"
+    r"|[Tt]wo.?[Ee]nded|SlotCopies|Checkpoints\b|\.checkpoints\b|\bsaved[:=(]|num_places"
     r"|two requests (may )?(share|be in)",
     "hidden vectors": r"CacheKind|half_blocks|ProjectKv|[Hh]idden vector|Hidden(Form|Attention|Pairs|Vectors)"
     r"|[Hh]ybrid|HYBRID|\.is_hidden|num_hidden\b|hidden_(token|slots)|keeps_hidden"

@@ -13,6 +13,7 @@ from alignedserve.engine.device.devices import Mark, ReadBack
 from alignedserve.engine.sampling.sampling import Drawn, NextToken, SampledToken, Sampler
 from alignedserve.errors import PlanError
 from alignedserve.kernels.common.drawing import Likeliest
+from alignedserve.kernels.common.placing import on_device
 
 
 class Begun(Protocol):
@@ -96,12 +97,20 @@ def _num_scored(chunk: Chunk) -> int:
 
 
 def next_tokens(plan: StepPlan, inputs: Mapping[str, int]) -> list[NextToken]:
-    """Return the tokens that the step samples; `inputs` has the last input token of each request."""
+    """Return the tokens that the step samples, draws last; `inputs` has the last input token of each request."""
     return [
         NextToken(part.sampling, part.index, part.request, part.history, inputs[part.request] if part.index else None)
-        for part in plan.parts
+        for part in (*plan.parts, *plan.draws)
         if part.sampling is not None
     ]
+
+
+def with_draws(plan: StepPlan, logits: torch.Tensor, wanted: Sequence[NextToken]) -> torch.Tensor:
+    """Return the logits of `rows_wanted` with a row for each draw, behind those of the parts that sample."""
+    row_of = {token.request: row for row, token in enumerate(wanted)}
+    rows, num_parts = [*range(len(logits))], len(wanted) - len(plan.draws)
+    rows[num_parts:num_parts] = [row_of[draw.source] for draw in plan.draws]
+    return logits.index_select(0, on_device(torch.tensor(rows), logits.device))
 
 
 def result_of(plan: StepPlan, logits: torch.Tensor, sampler: Sampler, wanted: Sequence[NextToken]) -> StepResult:

@@ -17,6 +17,7 @@ from alignedserve.core import (
     POOLED,
     Chunk,
     Decode,
+    Draw,
     FoldKv,
     History,
     Logprob,
@@ -245,7 +246,7 @@ class ModelledHands:
 
     def _step(self, plan: StepPlan) -> StepResult:
         stories, sampled, asks = self._stories, [], False
-        for part in plan.parts:
+        for part in (*plan.parts, *plan.draws):
             sampling = part.sampling
             if sampling is not None:
                 request = part.request
@@ -280,7 +281,8 @@ def _result(plan: StepPlan, sampled: Sequence[tuple[str, int]], stories: Mapping
     if pooled:
         result.tokens += tuple((request, POOLED) for request in pooled)
         result.vectors = tuple((request, vector_of(stories[request].prompt)) for request in pooled)
-    asked = [part for part in plan.parts if part.sampling is not None and part.sampling.logprobs is not None]
+    parts = (*plan.parts, *plan.draws)
+    asked = [part for part in parts if part.sampling is not None and part.sampling.logprobs is not None]
     if asked:
         result.logprobs = tuple([(part.request, logprob_of(part.index)) for part in asked])
     scored = [(chunk, chunk.scoring.tokens) for chunk in plan.chunks if chunk.scoring is not None]
@@ -369,6 +371,7 @@ class CheckedHands(ModelledHands):
                 raise WrongKV(f"{decode.request} decodes after a token that the step before has not sampled")
             self._run(decode, (token,), written)
             sampled.append((decode.request, self._sample(decode, decode.start + 1)))
+        sampled += [(draw.request, self._draw(draw, plan.chunks)) for draw in plan.draws]
         self._sampled = dict(sampled)
         return _result(plan, sampled, self._stories)
 
@@ -414,7 +417,14 @@ class CheckedHands(ModelledHands):
         halves = _k_halves(part.kv.blocks)
         self._write(halves, 0, [_EMPTY] * (len(halves) * self._block_size))
 
-    def _sample(self, part: Chunk | Decode, num_tokens: int) -> int:
+    def _draw(self, draw: Draw, chunks: Sequence[Chunk]) -> int:
+        chunk = next((chunk for chunk in chunks if chunk.request == draw.source and chunk.sampling is not None), None)
+        prompt = self._stories[draw.request].prompt
+        if chunk is None or self._stories[draw.source].prompt != prompt:
+            raise WrongKV(f"{draw.request} draws from a prompt of {draw.source} that is not its own")
+        return self._sample(draw, chunk.start + len(chunk.tokens))
+
+    def _sample(self, part: Chunk | Decode | Draw, num_tokens: int) -> int:
         if part.request.startswith(NOBODY):
             return STOP
         story = self._stories[part.request]
