@@ -61,15 +61,15 @@ from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.quantised import AnyQuantised, QuantisedLinear
 from alignedserve.kernels.common.spans import Lie, Spans, StaticSpans
 from alignedserve.kernels.dispatch.dispatcher import KernelChoice, Kernels, choose
-from alignedserve.kernels.dispatch.tuning import (
+from alignedserve.kernels.dispatch.rehearsing import (
     OF_EXPERTS,
     OF_LAYERS,
     REHEARSED,
     rehearse,
     rehearse_experts,
     rehearse_layers,
-    tune,
 )
+from alignedserve.kernels.dispatch.tuning import tune
 from alignedserve.signs import NO_SIGNS, Signs, Stage
 from alignedserve.text.syntax import Syntaxes
 

@@ -4,5 +4,6 @@ dispatcher.py       Choose the kernels that run: the fastest for this device, dt
 paged_attention.py  Attention by the fastest way: our Triton kernel, or another library where it fits.
 paged_libraries.py  Attention of other libraries over paged blocks: FlashAttention 3, and flash-attn.
 probing.py          Try each kernel and each library on a few numbers before anything depends on them.
-tuning.py           Measure at load which way is fastest for each linear layer; rehearse the kernels of a GPU.
+rehearsing.py       Run kernels once on a GPU before the first step, so that Triton tunes them.
+tuning.py           Measure at load which way is fastest for each linear layer and number of rows.
 """

@@ -1,4 +1,4 @@
-"""Attention over paged blocks, in Triton; reference.py defines it, pieces.py says which pieces run side by side.
+"""Attention over paged blocks, in Triton; reference.py defines it, schedule.py says which pieces run side by side.
 
 A program computes one piece for one head of K: its rows are all queries of the tile, of all heads that share it. Tokens
 are looked up one by one, so blocks may have any size and be filled from either end. Unwritten slots are not read: loads
@@ -29,21 +29,8 @@ from alignedserve.kernels.triton.launch import (
     processors,
     tuned,
 )
-from alignedserve.kernels.triton.pieces import (
-    NO_MERGE,
-    NOTHING,
-    OF_2,
-    Partials,
-    Schedule,
-    merge,
-    most_pieces,
-    piece_at,
-    schedule,
-    slots_of,
-    tiles_of,
-    weighed,
-    write_piece,
-)
+from alignedserve.kernels.triton.pieces import OF_2, Partials, merge, piece_at, slots_of, weighed, write_piece
+from alignedserve.kernels.triton.schedule import NO_MERGE, NOTHING, Schedule, most_pieces, schedule, tiles_of
 
 _LEAST_ROWS = 16  # of a matrix product
 _CHUNK_ROWS = 64

@@ -1,4 +1,4 @@
-"""Shared by all Triton kernels: how they are tuned, and what an interpreter changes."""
+"""Shared by all Triton kernels: how they are tuned, and what versions of Triton and its interpreter change."""
 
 from __future__ import annotations
 

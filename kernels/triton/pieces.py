@@ -1,24 +1,19 @@
 """What all attention in Triton shares: a program reads its piece, finds tokens in blocks, weighs them, and writes.
 
-`schedule` cuts attention into pieces. A piece alone writes its rows of the output. Pieces that share rows write
+schedule.py cuts attention into pieces. A piece alone writes its rows of the output. Pieces that share rows write
 partial results and, as a power of two, how much each weighs; `merge` adds these up.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 import triton
 import triton.language as tl
-from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Spans
 
 OF_2 = tl.constexpr(1 / math.log(2))  # of a power of e: that of 2
 
@@ -155,112 +150,3 @@ class Partials:
     def empty(cls, parts: int, groups: int, rows: int, width: int, device: torch.device) -> Partials:
         results = torch.empty((parts, groups, rows, width), dtype=torch.float32, device=device)
         return cls(results, results.new_empty(results.shape[:3]))
-
-
-LEAST_SPLIT = 256  # tokens: merging shorter splits costs more than it saves
-
-
-class Tile(NamedTuple):
-    row: int  # of its first query
-    queries: int
-    position: int  # of its first query in the request
-    start: int  # of the request's blocks in the table
-    begin: int  # of the tokens that it attends to
-    end: int
-
-
-class AttentionPiece(NamedTuple):
-    """A piece as the kernel reads it: eight numbers a row."""
-
-    row: int
-    queries: int
-    position: int
-    start: int
-    begin: int
-    end: int
-    partial: int  # where its partial result goes; -1 where the piece is the whole tile
-    unused: int = 0
-
-
-class Merge(NamedTuple):
-    """Partial results of one tile, which lie one after the other."""
-
-    row: int
-    queries: int
-    first: int
-    splits: int
-
-
-@dataclass(frozen=True)
-class Schedule:
-    pieces: tuple[AttentionPiece, ...]
-    merges: tuple[Merge, ...]
-    num_partials: int
-
-
-def tiles_of(spans: Spans, queries: int, scoring: Scoring, *, decodes: bool) -> Iterator[Tile]:
-    """Yield tiles of at most `queries` queries each, of the spans with one query or of all others.
-
-    All queries of a tile lie in one stretch, so that the kernel knows of windows alone.
-    """
-    rows, tokens, starts = spans.rows.tolist(), spans.tokens.tolist(), spans.starts.tolist()
-    for span, length in enumerate(tokens):
-        count = rows[span + 1] - rows[span]
-        if (count == 1) != decodes:
-            continue
-        start = length - count
-        for position, end in _cut_at_stretches(start, length, queries, scoring.stretch):
-            begin = scoring.first_seen(position)
-            yield Tile(rows[span] + position - start, end - position, position, starts[span], begin, end)
-
-
-def _cut_at_stretches(start: int, end: int, most: int, stretch: int | None) -> Iterator[tuple[int, int]]:
-    """Yield parts of at most `most` positions; none reaches over the end of a stretch."""
-    while start < end:
-        left = most if stretch is None else min(most, stretch - start % stretch)
-        yield start, min(start + left, end)
-        start += left
-
-
-def schedule(tiles: Iterable[Tile], room: int) -> Schedule:
-    """Return the schedule for a GPU that computes `room` pieces at once.
-
-    Pieces are of about equal length, however long a request is. A tile is a run of queries of one request. The tokens
-    that it attends to are cut into splits of about equal length, as many as keep all processors of the GPU busy, and
-    their results are merged afterwards. A short tile stays whole, and writes its result itself.
-    """
-    tiles = list(tiles)
-    total = sum(tile.end - tile.begin for tile in tiles)
-    longest = max(LEAST_SPLIT, -(-total // max(1, room)))
-    pieces: list[AttentionPiece] = []
-    merges: list[Merge] = []
-    partials = 0
-    for tile in tiles:
-        count = -(-(tile.end - tile.begin) // longest)
-        if count <= 1:
-            pieces.append(AttentionPiece(*tile, partial=-1))
-            continue
-        merges.append(Merge(tile.row, tile.queries, partials, count))
-        for begin, end in _cut(tile.begin, tile.end, count):
-            pieces.append(AttentionPiece(*tile[:4], begin, end, partials))
-            partials += 1
-    pieces.sort(key=lambda piece: piece.begin - piece.end)  # long pieces first: none is left at the end
-    return Schedule(tuple(pieces), tuple(merges), partials)
-
-
-NOTHING = AttentionPiece(0, 0, 0, 0, 0, 0, -1)  # computes nothing and is written nowhere
-NO_MERGE = Merge(0, 0, 0, 0)
-
-
-def most_pieces(tiles: int, room: int) -> int:
-    """Return the most pieces that `schedule` makes of `tiles` tiles of any lengths.
-
-    Each tile may have one piece that is not full, and all full pieces together are no more than `room`.
-    """
-    return tiles + max(1, room)
-
-
-def _cut(begin: int, end: int, count: int) -> Iterator[tuple[int, int]]:
-    length = end - begin
-    bounds = [begin + length * number // count for number in range(count + 1)]
-    yield from pairwise(bounds)

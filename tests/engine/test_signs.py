@@ -16,7 +16,7 @@ from alignedserve.engine.graphs import sizes
 from alignedserve.engine.profiling import Meter, measure
 from alignedserve.errors import ArenaTooSmall
 from alignedserve.kernels.common.reference import Reference
-from alignedserve.kernels.dispatch.tuning import REHEARSED, rehearse
+from alignedserve.kernels.dispatch.rehearsing import REHEARSED, rehearse
 from alignedserve.kvpool.arena import shared_files
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.signs import Stage

@@ -15,7 +15,7 @@ from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans
-from alignedserve.kernels.dispatch.tuning import rehearse, rehearse_layers
+from alignedserve.kernels.dispatch.rehearsing import rehearse, rehearse_layers
 from tests.gpu.layers import random_layer
 
 triton_launch = pytest.importorskip("alignedserve.kernels.triton.launch", reason="Triton is not installed")

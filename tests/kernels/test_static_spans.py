@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import BlockRoom, Lie, Spans, StaticSpans
-from alignedserve.kernels.triton.pieces import most_pieces, schedule, tiles_of
+from alignedserve.kernels.triton.schedule import most_pieces, schedule, tiles_of
 from tests.conftest import examples
 from tests.rare import rarely
 

@@ -24,7 +24,7 @@ from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kernels.dispatch.probing import broken, replace
 from alignedserve.kernels.triton.kernels import TritonKernels
 from alignedserve.kernels.triton.launch import interpreting
-from alignedserve.kernels.triton.pieces import LEAST_SPLIT, Tile, schedule
+from alignedserve.kernels.triton.schedule import LEAST_SPLIT, Tile, schedule
 from tests.conftest import SOAK
 from tests.kernels.samples import packed, rounding, strided, threads
 from tests.kernels.test_attention import BOUNDS as OF_NATIVE

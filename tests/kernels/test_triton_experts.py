@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from alignedserve.architectures.routing import Routing, Scores
 from alignedserve.kernels.common.experts import ExpertWeights
 from alignedserve.kernels.common.reference import Reference
-from alignedserve.kernels.dispatch.tuning import rehearse_experts
+from alignedserve.kernels.dispatch.rehearsing import rehearse_experts
 from alignedserve.kernels.triton.experts import TILE_ROWS, tile_rows
 from alignedserve.kernels.triton.kernels import TritonKernels
 from alignedserve.kernels.triton.launch import interpreting
