@@ -24,8 +24,8 @@ NO_LAB = f"is part of {LAB}, which is not installed: pip install --force-reinsta
 _HOMES = {
     "LLM": "alignedserve.api.llm",
     "Deployment": "alignedserve.api.deployment",
-    "SamplingParams": "alignedserve.api.outputs",
-    "Slo": "alignedserve.api.outputs",
+    "SamplingParams": "alignedserve.api.parameters",
+    "Slo": "alignedserve.api.parameters",
     "RequestOutput": "alignedserve.api.outputs",
     "CompletionOutput": "alignedserve.api.outputs",
     "simulate": f"{LAB}.api.simulating",

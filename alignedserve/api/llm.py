@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from alignedserve.api.asking import Answer, ServerCalls
 from alignedserve.api.deployment import Deployment, Setting
-from alignedserve.api.outputs import Piece, RequestOutput, SamplingParams, Slo
+from alignedserve.api.outputs import Piece, RequestOutput
+from alignedserve.api.parameters import SamplingParams, Slo
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import AskError
 

@@ -22,7 +22,8 @@ from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.vectors import read_pooled
 from alignedserve.core import Adapter, Decode, Sampling, StepFailure, StepPlan, StepResult, units_for
-from alignedserve.engine.adapters.layers import AdaptedLayers, KeptAdapters
+from alignedserve.engine.adapters.kept import KeptAdapters
+from alignedserve.engine.adapters.layers import AdaptedLayers
 from alignedserve.engine.calibration import logits_of
 from alignedserve.engine.device import devices, large_pages
 from alignedserve.engine.device.devices import CPU, out_of_memory

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic
@@ -26,6 +23,7 @@ from alignedserve.executor.work_watch import WorkWatch
 from alignedserve.kernels.common.decoder import Pauses
 from alignedserve.kvpool.arena.shared_files import HolderLock, remove_stale
 from alignedserve.machine.energy import EnergyMeter
+from alignedserve.machine.interfaces import keep_nccl_at
 from alignedserve.protocol.messages import holder
 from alignedserve.shell.part import Place, lock_name
 from alignedserve.sizing.capacity import Capacity
@@ -110,25 +108,3 @@ def build_rank(place: Place, kind: type[AnEngine]) -> Iterator[RankParts[AnEngin
     finally:
         transport.close()
         lock.release()
-
-
-_SIOCGIFADDR, _REQUEST_BYTES = 0x8915, 40  # of the kernel: a name in, an IPv4 address out
-
-
-def keep_nccl_at(host: str) -> None:
-    """Have NCCL listen at the interface of this address alone, and tell no other process of its state, unless
-    the environment says otherwise (it outweighs nccl.conf)."""
-    os.environ.setdefault("NCCL_RAS_ENABLE", "0")  # a port at which any user of this machine may ask
-    if (name := interface_of(host)) is not None:
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
-
-
-def interface_of(address: str) -> str | None:
-    """Return the name of the interface that has this IPv4 address, such as `lo`; None where there is none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # it has no address
-                answer = fcntl.ioctl(asking, _SIOCGIFADDR, name.encode().ljust(_REQUEST_BYTES, b"\0"))
-                if socket.inet_ntoa(answer[20:24]) == address:
-                    return name
-    return None

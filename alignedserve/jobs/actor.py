@@ -31,6 +31,7 @@ from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger, ledger_name
 from alignedserve.gateway.openai.errors import api_error
 from alignedserve.gateway.settings import body_limit_bytes
 from alignedserve.jobs.answering import THREADS, Answering, BatchAnswers, KeyLimited, LineRequest
+from alignedserve.jobs.assembling import assemble, discard
 from alignedserve.jobs.lines import (
     MOST_LINES,
     BatchLine,
@@ -39,10 +40,8 @@ from alignedserve.jobs.lines import (
     RawLine,
     Verdict,
     answered_line,
-    assemble,
     check_file,
     custom_id_of,
-    discard,
     failed_line,
     raw_lines,
     read_checked_line,

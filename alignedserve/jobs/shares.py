@@ -1,4 +1,4 @@
-"""Decide how many lines are open, and divide the system among callers, and each caller's part among its jobs.
+"""Divide the system among callers, and each caller's part among its jobs.
 
     need    tokens left / seconds left / tokens per second of the system: the share of a job that is just enough
     part    of a caller: what its jobs need, or its part by weight where callers need more than there is; what is left
@@ -19,83 +19,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from math import exp
 
 from alignedserve.scheduling.parts import part_of_one
-
-FIRST = 8  # lines that may wait while none runs, however long they wait
-SHORT_S, LONG_S = 0.5, 1.0  # a short and a long wait
-MOST_PAUSE_S = 5.0  # after a refusal: the router's wait is an estimate, far too long just after an outage
-
-
-class LineWindow:
-    """Decide how many lines may be open at once: as many as the job runner finds room for in the system.
-
-    An open line *waits* until its second token: the first token comes from the prompt's step, and a line with a
-    second token has a place on a decode worker. As many lines may wait as run, and FIRST if none runs. So a worker
-    that has room finds a next line and some choice, and no lines pile up behind a system that is busy with chats.
-
-    A large deployment runs FIRST lines in a moment, and a line that asks for a single token never runs. So the
-    number that may wait grows by 1 for each line that gets its place after a short wait, and shrinks by 1 for each
-    long wait. When the router refuses a line, only half as many lines may be open, and then 1 more for each line
-    that ends.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._ceiling = float(most)
-        self._may_wait = FIRST
-        self._paused_until = 0.0
-
-    def may_open(self, num_open: int, num_running: int, now: float) -> bool:
-        if now < self._paused_until or num_open >= self._ceiling:
-            return False
-        return num_open - num_running < max(self._may_wait, num_running)
-
-    def place(self, waited_s: float) -> None:
-        """Take note that a line runs, or has ended without running, after this wait."""
-        if waited_s < SHORT_S:
-            self._may_wait = min(self._most, self._may_wait + 1)
-        elif waited_s > LONG_S:
-            self._may_wait = max(FIRST, self._may_wait - 1)
-
-    def refuse(self, num_open: int, retry_after_s: float, now: float) -> None:
-        """Take note that the router refused a line; `num_open` includes the refused line."""
-        self._ceiling = max(1.0, min(self._ceiling, num_open / 2))
-        self._may_wait = max(FIRST, self._may_wait // 2)
-        self._paused_until = max(self._paused_until, now + min(retry_after_s, MOST_PAUSE_S))
-
-    def end(self) -> None:
-        """Take note that a line has ended."""
-        self._ceiling = min(self._most, self._ceiling + 1)
-
-
-MEMORY_S = 30.0  # an amount that is older by this time counts for 1/e
-KNOWN_S = 2.0  # before this age the rate is unknown
-
-
-@dataclass
-class Rate:
-    """A mean with exponentially fading memory, corrected for the memory that it lacks in its first seconds."""
-
-    began_at: float
-    _sum: float = 0.0
-    _at: float = 0.0
-
-    def add(self, amount: float, now: float) -> None:
-        self._sum = self._faded(now) + amount
-        self._at = now
-
-    def per_s(self, now: float) -> float | None:
-        """Return the amount per second, or None while it is unknown."""
-        age_s = now - self.began_at
-        if age_s < KNOWN_S or not self._sum:
-            return None
-        return self._faded(now) / (MEMORY_S * (1 - exp(-age_s / MEMORY_S)))
-
-    def _faded(self, now: float) -> float:
-        return self._sum * exp(-max(0.0, now - self._at) / MEMORY_S)
-
 
 LEAST_LEFT_S = 1.0  # the least time that a need is computed with, also past the deadline
 

@@ -54,7 +54,9 @@ from alignedserve.jobs.messages import (
     SaveJob,
     StoreResult,
 )
-from alignedserve.jobs.shares import FIRST, JobDemand, LineWindow, Rate, finishes, shares
+from alignedserve.jobs.rate import Rate
+from alignedserve.jobs.shares import JobDemand, finishes, shares
+from alignedserve.jobs.window import FIRST, LineWindow
 from alignedserve.protocol.commands import SetTimer
 from alignedserve.protocol.events import TimerFired
 from alignedserve.store.job import Forecast, Job, JobStatus, LineResult, Problem

@@ -26,10 +26,11 @@ from alignedserve.protocol.events import AtWork, Event
 from alignedserve.protocol.messages import Heartbeat, Life, Member, rank_suffix
 from alignedserve.protocol.wire import MOST_FRAME_BYTES
 from alignedserve.scheduling.policy import Policy
+from alignedserve.shell.answer_limit import AnswerLimit
 from alignedserve.shell.clock import Clock, ClockOrigin
 from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.shell.links import Links, Pulse, inbox, remove_sockets
-from alignedserve.shell.loop_watch import AnswerLimit, LoopWatch
+from alignedserve.shell.loop_watch import LoopWatch
 from alignedserve.shell.shell import BeginAside, Shell
 from alignedserve.shell.turn import Core, Hands
 from alignedserve.shell.work_note import WorkNote, note_of

@@ -29,8 +29,9 @@ from alignedserve.text.calls.formats import (
     named_call_format,
     with_short_ids,
 )
-from alignedserve.text.chat_template import USUAL, ChatTemplate, Rendering, encode, surely_exceeds
+from alignedserve.text.chat_template import USUAL, ChatTemplate, Rendering
 from alignedserve.text.decoding import IncrementalDecoder
+from alignedserve.text.encoding import encode, surely_exceeds
 from alignedserve.text.reasoning.families import ReasoningFamily, choose_family
 from alignedserve.text.syntax_trial import SyntaxTrial
 

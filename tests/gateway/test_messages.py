@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from alignedserve.core import FinishReason, Opening
 from alignedserve.gateway.access.keys import key_ring
 from alignedserve.owner.client import Culprit, Delivered, Overloaded
-from alignedserve.text.chat_template import encode
+from alignedserve.text.encoding import encode
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, FakeOwner, Gateway, ids_of
 from tests.gateway.test_tools import PARAMETERS, SAID_BY_HERMES, hermes, prompt_of, saying  # noqa: F401  (a fixture)

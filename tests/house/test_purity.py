@@ -80,7 +80,7 @@ CORE_FILES = (
     ROOT / "owner" / "explaining.py",
     ROOT / "shell" / "turn.py",
     ROOT / "launch" / "starts.py",
-    *(ROOT / "jobs" / f"{name}.py" for name in "messages state shares".split()),
+    *(ROOT / "jobs" / f"{name}.py" for name in "messages state shares rate window".split()),
     ROOT / "store" / "job.py",
     *(
         path

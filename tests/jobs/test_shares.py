@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.jobs.shares import FIRST, MOST_PAUSE_S, JobDemand, LineWindow, Rate, finishes, shares
+from alignedserve.jobs.rate import Rate
+from alignedserve.jobs.shares import JobDemand, finishes, shares
+from alignedserve.jobs.window import FIRST, MOST_PAUSE_S, LineWindow
 
 DEMANDS = st.lists(st.tuples(st.floats(1, 1e5), st.floats(0.01, 100), st.floats(1, 1e7)), min_size=1, max_size=8).map(
     lambda all: [JobDemand(str(number), drawn[0], drawn[0] * 0.9, *drawn[1:]) for number, drawn in enumerate(all)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _OWNER, _MEMBERSHIP = "alignedserve/owner/core.py", "alignedserve/protocol/membership.py"
-_JOBS, _LINES = "alignedserve/jobs/state.py", "alignedserve/jobs/shares.py"
+_JOBS, _LINES = "alignedserve/jobs/state.py", "alignedserve/jobs/window.py"
 _RUNNER, _STORE = "alignedserve/jobs/actor.py", "alignedserve/store/sqlite_store.py"
 
 OWNER = (

@@ -26,8 +26,8 @@ from alignedserve.policies.kinds import (
     WorkerChoice,
 )
 from alignedserve.schedulers.scheduler import Scheduler
-from alignedserve.shell import loop_watch
-from alignedserve.shell.loop_watch import AnswerLimit
+from alignedserve.shell import answer_limit
+from alignedserve.shell.answer_limit import AnswerLimit
 
 USUAL = object()  # the answer where the default decides
 IN_LINE = RequestInLine("a", True, 0, 1.0, 2.0, 3.0, True, False)
@@ -153,7 +153,7 @@ class Endless(OrderPolicy):
 def test_a_policy_that_does_not_answer_is_ended_and_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit counts what the endless policy does: however long a busy machine takes, the other is never late."""
     endless = Endless()
-    monkeypatch.setattr(loop_watch, "monotonic", lambda: float(endless.turns))
+    monkeypatch.setattr(answer_limit, "monotonic", lambda: float(endless.turns))
     failures, limit = Failures(), AnswerLimit(most_s=0.02)
     guard = Guard("mine.py", endless, lambda: 0.0, failures, limit)
     assert guard.ask(IN_LINE, usual=USUAL) is USUAL
@@ -182,7 +182,7 @@ class Busy(OrderPolicy):
 
 def test_a_policy_is_ended_in_its_own_lines_and_not_in_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy()
-    monkeypatch.setattr(loop_watch, "monotonic", lambda: float(busy.turns))
+    monkeypatch.setattr(answer_limit, "monotonic", lambda: float(busy.turns))
     guard = Guard("mine.py", busy, lambda: 0.0, Failures(), AnswerLimit(most_s=0.02))
     assert guard.ask(IN_LINE, usual=USUAL) is USUAL
     assert busy.ended_in == __file__
@@ -191,11 +191,11 @@ def test_a_policy_is_ended_in_its_own_lines_and_not_in_ours(monkeypatch: pytest.
 _PROFILED = """
 import sys
 from alignedserve.policies.guard import NoAnswer
-from alignedserve.shell import loop_watch
+from alignedserve.shell import answer_limit
 
 turns = 0
-loop_watch.monotonic = lambda: turns
-limit = loop_watch.AnswerLimit(most_s=0.02)
+answer_limit.monotonic = lambda: turns
+limit = answer_limit.AnswerLimit(most_s=0.02)
 for _ in range(3):
     with limit:
         pass

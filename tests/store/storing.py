@@ -21,7 +21,7 @@ import msgspec
 
 from alignedserve.config.sections import JobsConfig
 from alignedserve.errors import Conflict
-from alignedserve.jobs.lines import assemble
+from alignedserve.jobs.assembling import assemble
 from alignedserve.store.job import Endpoint, Job, JobStatus, LineResult
 from alignedserve.store.storage import Storage, open_storage
 from alignedserve.store.store import Holder, ListPage, Purpose, StoredFile, StoredResponse

@@ -1,5 +1,6 @@
 """Adapters (LoRA): their numbers are read into the layers' form, and kept for the steps that need them.
 
-layers.py  The linear layers that adapters may change, those of the running step, and those that an engine keeps.
+kept.py    The adapters whose numbers an engine keeps, the least recently used forgotten first.
+layers.py  The linear layers of a model that adapters may change, and the adapters of the running step.
 lora.py    Reads and checks an adapter in PEFT's format, without torch, since every part needs it.
 """

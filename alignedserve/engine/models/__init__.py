@@ -1,5 +1,6 @@
 """What models are made of, and every decoder and encoder of transformers.
 
+activations.py          Activation functions of an MLP without a gate, in place where torch can.
 attention.py            A step's attention over KV.
 experts.py              The MLP of a layer: gated, dense or a mixture of experts.
 encoder.py              Runs an encoder of transformers: all texts of a step at once, nothing padded.

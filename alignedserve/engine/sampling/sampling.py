@@ -11,11 +11,9 @@ Sampled tokens stay on the device until they are read: on a GPU, reading them is
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from threading import Lock
 from typing import TypeAlias
 
 import torch
@@ -23,6 +21,7 @@ from torch import Tensor
 
 from alignedserve.core import History, Logprob, Sampling
 from alignedserve.engine.sampling.edits import Edits, edit_logits
+from alignedserve.engine.sampling.turns import Turns
 from alignedserve.kernels.common.drawing import NONE, Likeliest
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.reference import Reference
@@ -177,29 +176,3 @@ def _logprobs(likeliest: Likeliest) -> list[Logprob]:
     values, tokens, of_tokens, counts = (part.tolist() for part in likeliest)
     rows = zip(values, tokens, of_tokens, counts, strict=True)
     return [Logprob(value, tuple(zip(row[:count], of_row[:count], strict=True))) for value, row, of_row, count in rows]
-
-
-class Turns:
-    """Does the work of several callers in one thread, each in its turn: none waits for all orders of another."""
-
-    def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(1, name, initializer=compute_alone)  # starts with the first work
-        self._lock = Lock()
-        self._waiting: dict[str, deque[Callable[[], None]]] = {}  # by caller; the first one's turn is now
-
-    def add(self, caller: str, work: Callable[[], None]) -> None:
-        with self._lock:
-            self._waiting.setdefault(caller, deque()).append(work)
-        self._thread.submit(self._next)
-
-    def _next(self) -> None:
-        with self._lock:
-            caller, waiting = next(iter(self._waiting.items()))
-            work = waiting.popleft()
-        try:
-            work()
-        finally:
-            with self._lock:
-                del self._waiting[caller]
-                if waiting:
-                    self._waiting[caller] = waiting  # behind those who came meanwhile

@@ -12,7 +12,7 @@ from torch import Tensor
 from alignedserve.architectures.config import Activation
 from alignedserve.architectures.families.bloom import BloomConfig, LayerOrder
 from alignedserve.engine.adapters.layers import in_turn
-from alignedserve.engine.models.experts import ACTIVATIONS
+from alignedserve.engine.models.activations import ACTIVATIONS
 from alignedserve.engine.models.loading import KVProjections, Loader
 from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.rope import Rotation
