@@ -129,11 +129,11 @@ _weights = ""
 
 
 def note_weights(words: str) -> None:
-    """Say how weights are kept."""
+    """Keep how this process keeps the weights of its model, and what that costs, in words: for /status."""
     global _weights
     _weights = words
 
 
 def weights_kept() -> str:
-    """Return what was said; empty in a process without weights."""
+    """Return what was noted; empty in a process without weights."""
     return _weights

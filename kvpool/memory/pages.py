@@ -27,6 +27,8 @@ _NO_ENTRIES: Mapping[str, ServiceClass] = {}
 
 
 class Holders:
+    """The entries that have each page, and how many pages each class has."""
+
     def __init__(self) -> None:
         self._entries: dict[int, dict[str, ServiceClass]] = {}  # page -> its entries; never empty
         self._num_best_effort: dict[int, int] = {}  # page -> number of its best-effort entries; never 0

@@ -4,5 +4,5 @@ fuzz.py           `alignedserve fuzz`: injects faults into simulated deployments
 plan.py           `alignedserve plan`: finds the cheapest deployment that keeps its promises
 reproduce.py      `alignedserve reproduce`: runs the figures of papers, and writes them beside what the papers say
 simulate.py       `alignedserve simulate`: runs workloads in virtual time, prints and writes the figures
-simulating.py     the flags of simulate, reproduce, fuzz and plan
+simulating.py     the flags of simulate, plan, reproduce and fuzz
 """

@@ -1,4 +1,7 @@
-"""The flags of `alignedserve simulate`, `reproduce` and `fuzz`. A command imports what it needs when it runs."""
+"""The flags of `alignedserve simulate`, `plan`, `reproduce` and `fuzz`.
+
+A command imports what it needs when it runs.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from alignedserve.core import Chunk, Decode, FoldKv, FormOrder, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
@@ -68,13 +68,11 @@ from alignedserve.policies.kinds import PolicyKind
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, Deliver, ReceiveKv, Reject, RunStep, Send, SendKv
 from alignedserve.protocol.messages import Member, Message, Prefill, Refused
 from alignedserve.router.placing.admission import Queues
+from alignedserve.simulator.job_runner import JobRunnerSimulation
 from alignedserve.simulator.machines.faults import Forge
 from alignedserve.simulator.machines.process import Process
 from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.run import Simulation
-
-if TYPE_CHECKING:
-    from alignedserve.simulator.job_runner import JobRunnerSimulation
 from alignedserve.store.job import JobStatus
 
 FEW_OPEN = 1000  # open requests: no run has more
@@ -315,18 +313,18 @@ _Line = tuple[str, int]
 
 
 class JobRules:
-    """Watches the job runner's lives, at every event that its core hears and every command; `breaks` hears what is
-    wrong.
+    """Checks the lives of the job runner, at every event that its core gets and at every command.
 
-    - a line runs once at a time, and not again after its answer, nor when the store has its result; - no line of a
-    job runs that has ended, or after the runner has read that the job is cancelled; - when a job ends, none of its
-    lines runs, and then no request is left.
+    - a line runs once at a time, and not again after its answer, nor when the store has its result;
+    - no line of a job runs that has ended, or after the runner has read that the job is cancelled;
+    - when a job ends, none of its lines runs, and then no request is left.
 
     At the end (simulator/job_runner.py): every job has ended, every line has one result, which is its own answer
     unless the job was cancelled or its window was over, and the runner holds nothing.
     """
 
     def __init__(self, breaks: Callable[[str], None]) -> None:
+        """`breaks` is called with what is wrong."""
         self._breaks = breaks
         self.begins_life()
 

@@ -1,4 +1,4 @@
-"""Writes what a search found as text for people and as JSON for programs."""
+"""Writes what a search found as text and pictures for people, and as JSON for programs."""
 
 from __future__ import annotations
 

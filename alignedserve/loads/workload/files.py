@@ -1,5 +1,6 @@
-"""Reads tables of requests, CSV files or rows: `arrival_s,prompt_tokens,output_tokens`; other columns are ignored.
+"""Reads files of requests: tables with their lengths, and chats with their texts.
 
+A table is a CSV file or rows: `arrival_s,prompt_tokens,output_tokens`; other columns are ignored.
 A row without a token of prompt or output cannot run as a request: such rows are left out, and counted.
 """
 
