@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from alignedserve.core import Chunk, Decode, FoldKv, FormOrder, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
@@ -68,12 +68,14 @@ from alignedserve.policies.kinds import PolicyKind
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, Deliver, ReceiveKv, Reject, RunStep, Send, SendKv
 from alignedserve.protocol.messages import Member, Message, Prefill, Refused
 from alignedserve.router.placing.admission import Queues
-from alignedserve.simulator.job_runner import JobRunnerSimulation
 from alignedserve.simulator.machines.faults import Forge
 from alignedserve.simulator.machines.process import Process
 from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.run import Simulation
 from alignedserve.store.job import JobStatus
+
+if TYPE_CHECKING:
+    from alignedserve.simulator.job_runner import JobRunnerSimulation  # with asyncio, and this is a core
 
 FEW_OPEN = 1000  # open requests: no run has more
 STALLED_S = 30.0  # longer than any recovery: at most three requests to parts in a row, each after 5 s
