@@ -72,8 +72,7 @@ def page(papers: Iterable[Paper], runs: Runs) -> str:
         "ratio our value over the paper's. In pictures a hollow diamond in a system's colour stands where the paper's\n"
         "number would put it, all else being as here (a triangle at the edge: above it).\n"
         "[Figures](reference/figures.md) defines what is measured,\n"
-        "[presets](reference/presets.md) say how each system differs from its paper. AlignedServe's\n"
-        "figures 1 and 3 are older than 2026-11-29, when all others were run."
+        "[presets](reference/presets.md) say how each system differs from its paper."
     )
     return "\n\n".join([head, *_papers(papers, runs, with_pictures=True)]) + "\n"
 
