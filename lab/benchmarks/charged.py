@@ -85,7 +85,7 @@ class Steps:
         """Run a step; return the processor time of the worker's core, and that of frames, owner and meters."""
         (plan,) = (order.plan for order in self._ordered if isinstance(order, RunStep))
         self._now += self._step_s
-        tokens = tuple((part.request, 7) for part in plan.parts if part.sampling)
+        tokens = tuple((part.request, 7) for part in (*plan.parts, *plan.draws) if part.sampling)
         done = StepDone(StepResult(plan.number, tokens), self._step_s, joules=self._step_s)
         began = thread_time()
         self._ordered = self._worker.handle(done, self._now)

@@ -117,7 +117,7 @@ class StepsAgain:
         alone_s = perf_counter() - began
         alone = {pid: used_s - after.get(pid, 0.0) for pid, used_s in processor_s().items()}
         by_thread = {name: used_s - self._threads.get(name, 0.0) for name, used_s in threads_after.items()}
-        tokens = sum(part.sampling is not None for plan in self._ran for part in plan.parts)
+        tokens = sum(part.sampling is not None for plan in self._ran for part in (*plan.parts, *plan.draws))
         row = {"steps": len(self._ran), "tokens": tokens, "served_s": served_s, "in_steps_s": self._in_steps_s}
         with self._file.open("a") as file:
             row |= {"alone_s": alone_s}

@@ -63,7 +63,8 @@ def _decode_step(num_running: int) -> float:
     while steps < 4:
         (plan,) = (order.plan for order in ordered if isinstance(order, RunStep))
         now += 0.03
-        done = StepDone(StepResult(plan.number, tuple((part.request, 7) for part in plan.parts if part.sampling)), 0.0)
+        parts = (*plan.parts, *plan.draws)
+        done = StepDone(StepResult(plan.number, tuple((part.request, 7) for part in parts if part.sampling)), 0.0)
         if len(plan.decodes) < num_running:
             ordered = core.handle(done, now)
             continue
