@@ -6,14 +6,13 @@ and learn from the steps that they see.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import blake2b
 from math import log
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from alignedserve.core import FoldKv, StepPlan, WorkerLimits
 from alignedserve.cost import profile as cost_profile
@@ -22,14 +21,14 @@ from alignedserve.cost.model import CostModel, Link, Route, Shape, shape_of
 from alignedserve.cost.model import Kind as CostKind
 from alignedserve.cost.sums import added
 from alignedserve.cost.trials import Bounds, trials
-from alignedserve.errors import ProfileError, file_errors
+from alignedserve.errors import ProfileError
 from alignedserve.forms.orders import CompressPage, CopySlots, ProjectKv
 from alignedserve.forms.pool.int8_layout import Int8Layout
 from alignedserve.forms.rules import Compression
 from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
-from alignedserve.lab.devices import devices, gpu_truth, roofline
-from alignedserve.lab.devices.devices import GPUS, MODELS, Device, Gpu, Model, model_named
-from alignedserve.lab.devices.gpu_truth import FORMAT, NAMES, GpuTruth
+from alignedserve.lab.devices import device_file, devices, gpu_truth, roofline
+from alignedserve.lab.devices.devices import Device
+from alignedserve.lab.devices.gpu_truth import GpuTruth
 from alignedserve.protocol.commands import CopyIn, CopyOut, SendKv
 from alignedserve.scheduling.policy import Policy
 
@@ -135,7 +134,7 @@ def from_gpu(name: str) -> Hardware:
     """Build the hardware of a GPU and a model that users name: measured, or else computed by the roofline."""
     if name in gpu_truth.names():
         truth = gpu_truth.load(name)
-        return _of_device(name, described_device(truth.about), truth)
+        return _of_device(name, device_file.described(truth.about), truth)
     device = devices.named(name)
     if device is None:
         raise ProfileError(f"there is no device {name!r:.60}: name one {devices.HOW_NAMED}")
@@ -144,12 +143,12 @@ def from_gpu(name: str) -> Hardware:
 
 def from_file(path: Path, seed: int = 0) -> Hardware:
     """Build the hardware that a file describes: by numbers, by grids, or as `alignedserve profile` wrote it."""
-    tree = _read(path)
+    tree = device_file.read(path)
     if "gpu" not in tree and "about" not in tree:
         return from_profile(path, seed)
     try:
-        device = described_device(tree.get("about", tree))
-        grids = _measured_grids(tree, device) if "about" in tree else roofline.profile(device)
+        device = device_file.described(tree.get("about", tree))
+        grids = device_file.grids(tree, device) if "about" in tree else roofline.profile(device)
         return _of_device(path.stem, device, GpuTruth(grids))
     except ProfileError as error:
         raise ProfileError(f"{path}: {error}") from None
@@ -230,102 +229,3 @@ def _profiled(truth: Truth, limits: WorkerLimits, longest: int) -> OnlineCost:
     steps = trials(Bounds(limits, longest))
     points = [Point(step.shape, truth.seconds_of(step.chunks, step.prefixes)) for step in steps]
     return OnlineCost(points, truth.hidden_token_s())
-
-
-# --- What users write of a device
-
-
-T = TypeVar("T", Gpu, Model)
-_YAML = (".yaml", ".yml")
-_WANTED = {"str": "a text", "bool": "true or false", "int": "a whole number above 0"}
-_DEVICE = ("gpu", "model", "tensor_parallel")
-_ABOUT = (*_DEVICE, "layers", "dtype", "units", "source", "licence", "compiled_by")
-_GRIDS = ("format", "about", *NAMES, "all_reduce", "hidden_token_us")
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    """Return the tree of a YAML or JSON file (docs/how/simulator.md); an empty tree if it has none.
-
-    A GPU or a model has a name that devices.py knows, or numbers under the names of the fields of `Gpu` or `Model`.
-    """
-    try:
-        with file_errors(ProfileError, path, "read"):
-            text = path.read_text(encoding="utf-8")
-            tree = _parsed_yaml(text) if path.suffix in _YAML else json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ProfileError(f"{path} is not {'YAML' if path.suffix in _YAML else 'JSON'}: {error}") from None
-    found = tree if isinstance(tree, dict) else {}
-    if (path.suffix in _YAML or "gpu" in found) and not {"gpu"} <= {*found} <= {*_DEVICE}:
-        raise ProfileError(f"{path} has to have gpu, model and tensor_parallel, and nothing else")
-    return found
-
-
-def _parsed_yaml(text: str) -> Any:
-    import yaml  # here, because few runs need it
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from None
-
-
-def described_device(about: Mapping[str, Any]) -> Device:
-    """Return the device with this `gpu`, `model` and `tensor_parallel`."""
-    gpu, model = _known(Gpu, "gpu", GPUS, about.get("gpu")), _model(about.get("model"))
-    ranks = about.get("tensor_parallel", 1)
-    if not isinstance(ranks, int):
-        raise ProfileError(f"tensor_parallel is a number of GPUs, not {ranks!r:.40}")
-    return Device(gpu, model, ranks)
-
-
-def _model(given: object) -> Model:
-    found = model_named(given.lower()) if isinstance(given, str) else None
-    return found or _known(Model, "model", MODELS, given)
-
-
-def _known(kind: type[T], role: str, known: Mapping[str, T], given: object) -> T:
-    if isinstance(given, dict):
-        return _from_numbers(kind, role, given)
-    for name, entry in known.items():
-        if isinstance(given, str) and given.lower() in (name, entry.name.lower()):
-            return entry
-    raise ProfileError(f"{role} is neither one of {', '.join(known)}, nor given with {_needed(kind)}")
-
-
-def _from_numbers(kind: type[T], role: str, given: Mapping[str, Any]) -> T:
-    types = {field.name: str(field.type) for field in fields(kind)}
-    defaults = [(field.name, field.default) for field in fields(kind)]
-    for key, value in given.items():
-        if key not in types:
-            raise ProfileError(f"{role} has no {key!r:.40}: it has {', '.join(types)}")
-        if (key, value) not in defaults and not _suits(types[key], value):
-            wanted = _WANTED.get(types[key], "a number above 0")
-            raise ProfileError(f"{role}: {key} cannot be {value!r:.40}, it is {wanted}")
-    missing = [field.name for field in fields(kind) if field.default is MISSING and field.name not in given]
-    if missing:
-        raise ProfileError(f"{role} lacks {missing[0]}: it needs {_needed(kind)}")
-    return kind(**given)
-
-
-def _needed(kind: type[Gpu] | type[Model]) -> str:
-    return ", ".join(field.name for field in fields(kind) if field.default is MISSING)
-
-
-def _suits(wanted: str, value: object) -> bool:
-    if wanted in ("str", "bool"):
-        return isinstance(value, str if wanted == "str" else bool)
-    if value is None:
-        return wanted.endswith("None")
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return (whole or (wanted.startswith("float") and isinstance(value, float))) and 0 < float(str(value)) < float("inf")
-
-
-def _measured_grids(tree: Mapping[str, Any], device: Device) -> Mapping[str, Any]:
-    """Return a profile with grids of a user; several ranks that did not measure their all-reduce have the GPU's."""
-    if tree.get("format") != FORMAT:
-        raise ProfileError(f"measured grids of format {FORMAT} are needed")
-    unknown = [*{*tree} - {*_GRIDS}, *(f"about.{key}" for key in {*tree["about"]} - {*_ABOUT})]
-    if unknown:
-        raise ProfileError(f"measured grids have no {unknown[0]!r:.40}: they have {', '.join(_GRIDS)}")
-    about = {**tree["about"], "tensor_parallel": device.ranks, "layers": device.model.layers}
-    return {"all_reduce": device.all_reduce("devices.py"), **tree, "about": about}

@@ -18,10 +18,10 @@ from alignedserve.core import NO_KV, Decode, KvForm, Sampling, StepPlan, WorkerL
 from alignedserve.cost.model import Kind
 from alignedserve.cost.trials import Bounds, random_trials
 from alignedserve.errors import ProfileError
-from alignedserve.lab.devices import gpu_truth, roofline
+from alignedserve.lab.devices import device_file, gpu_truth, roofline
 from alignedserve.lab.devices.devices import GPUS, MODELS, Device, Gpu, Model, model_named, named
 from alignedserve.lab.devices.gpu_truth import FOLDER, GpuTruth
-from alignedserve.lab.devices.hardware import described_device, from_file, from_gpu
+from alignedserve.lab.devices.hardware import from_file, from_gpu
 
 BOUNDS = Bounds(WorkerLimits(100_000, 16, 64, max_step_tokens=2048, max_batch=128), longest=8192)
 TRIALS = random_trials(BOUNDS, 100, seed=2)
@@ -190,7 +190,7 @@ class TestTimes:
     @pytest.mark.parametrize("name", gpu_truth.names())
     def test_they_are_near_those_of_measured_gpus(self, name: str) -> None:
         measured = gpu_truth.load(name)
-        computed = truth_of(described_device(measured.about))
+        computed = truth_of(device_file.described(measured.about))
         for kind in Kind:
             steps = [(trial.chunks, trial.prefixes) for trial in TRIALS if trial.shape.kind is kind]
             off = sorted(abs(computed.seconds_of(*step) / measured.seconds_of(*step) - 1) for step in steps)
