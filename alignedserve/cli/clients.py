@@ -74,7 +74,7 @@ def add_stop(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launcher",
         action="store_true",
-        help="end the launcher alone: what it started serves on for 20 s, and `serve` goes on with that",
+        help="end the launcher alone: what it started serves on for 60 s, and `serve` goes on with that",
     )
     _add_port(parser)
     parser.set_defaults(run=_stop)

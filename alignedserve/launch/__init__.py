@@ -3,7 +3,7 @@
     launch.serve ──▶ plan: the parts ──▶ RunningDeployment ◀── orders of users, signals, signs of life
                                             │ what happened            ▲ a part began, a part ended
                                             ▼                          │
-                                          Keeper ── start, end ──▶ Host: Processes, or Actors ──▶ start: one part
+                                          Keeper ── start, end ──▶ Host: ProcessHost, or Actors ──▶ start: one part
 
 actors.py       The host that runs each part as a Ray actor.
 bounded.py      Bounds on calls to Ray, and on the end of a deployment there: Ray may not answer.

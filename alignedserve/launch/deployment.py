@@ -22,7 +22,7 @@ from alignedserve.launch.host import Host, KeeperEvent, Ready, TimeToLook, say
 from alignedserve.launch.keeper import GRACE_S, Keeper
 from alignedserve.launch.orders import Orders, Reloading
 from alignedserve.launch.screen import StartScreen, announce_when_ready
-from alignedserve.launch.succession import OUTLIVE_S, Left, Process, Record, RecordFile
+from alignedserve.launch.succession import OUTLIVE_S, LauncherRecord, LeftParts, LivingProcess, RecordFile
 from alignedserve.protocol.messages import LAUNCHER, Attempt, Died, Retire, Started
 from alignedserve.shell.control import Door, HeardOrder, LauncherOrder
 from alignedserve.shell.exit_code import ExitCode
@@ -48,7 +48,7 @@ class RunningDeployment:
         host: Host,
         *,
         record: RecordFile | None = None,
-        left: Left | None = None,
+        left: LeftParts | None = None,
         ending: BoundedEnd | None = None,
     ) -> None:
         """Go on with the parts that another launcher has `left` running, and with their keys. `record` is for the next
@@ -83,16 +83,18 @@ class RunningDeployment:
         return read(note_of(Path(self.keeper.config.kvpool.directory), spec.deployment, spec.name))
 
     def remember(self) -> None:
-        me = Process.of(os.getpid())
+        me = LivingProcess.of(os.getpid())
         if not self._record.is_kept or me is None:
             return
         # What a retiring worker has goes on elsewhere; a gateway's streams do not.
         stay = (unit for unit in self.keeper.units.values() if unit.role is Role.GATEWAY or not unit.is_retiring)
         specs = tuple(part.spec for unit in stay for part in unit.parts)
-        found = {name: Process.of(pid) for name, pid in self._host.pids().items()}
+        found = {name: LivingProcess.of(pid) for name, pid in self._host.pids().items()}
         processes = {name: process for name, process in found.items() if process is not None}
         asked, has_served = self._reloading.asked, self.keeper.starts.is_open
-        self._record.write(Record(me, asked, self._keys, self.keeper.newest, specs, processes, has_served=has_served))
+        self._record.write(
+            LauncherRecord(me, asked, self._keys, self.keeper.newest, specs, processes, has_served=has_served)
+        )
 
     # --- Serving
 

@@ -21,8 +21,15 @@ from alignedserve.launch.deployment import RunningDeployment
 from alignedserve.launch.host import say
 from alignedserve.launch.orders import Reloading
 from alignedserve.launch.plan import check_open_files, plan
-from alignedserve.launch.processes import ForkServers, Processes, fork_servers
-from alignedserve.launch.succession import OUTLIVE_S, Left, RecordFile, asks_the_same, may_outlive, with_settings_of
+from alignedserve.launch.processes import ForkServers, ProcessHost, fork_servers
+from alignedserve.launch.succession import (
+    OUTLIVE_S,
+    LeftParts,
+    RecordFile,
+    asks_the_same,
+    may_outlive,
+    with_settings_of,
+)
 from alignedserve.protocol.wire import VERSION
 from alignedserve.shell.links import PREFIX, remove_sockets
 from alignedserve.shell.listener import bind
@@ -59,12 +66,12 @@ def serve(config: Config, read: Callable[[], Config]) -> int:
         return _serve_here(config, servers, reloading, record)
 
 
-def _left(record: RecordFile, reloading: Reloading) -> Left | None:
+def _left(record: RecordFile, reloading: Reloading) -> LeftParts | None:
     """Return what a launcher that was killed has left at this port, if it was asked for the same; else end it."""
     found = record.read()
     if found is not None and found.version == VERSION and asks_the_same(found.asked, asked := reloading.asked):
         claimed = record.claim()
-        left = Left.taken_over(claimed) if claimed is not None else None
+        left = LeftParts.taken_over(claimed) if claimed is not None else None
         if left is None or not left.processes:
             return None
         if found.asked == asked:
@@ -75,12 +82,12 @@ def _left(record: RecordFile, reloading: Reloading) -> Left | None:
     return None
 
 
-def _go_on(left: Left, servers: ForkServers, reloading: Reloading, record: RecordFile) -> int:
+def _go_on(left: LeftParts, servers: ForkServers, reloading: Reloading, record: RecordFile) -> int:
     specs = left.record.specs
     config = parse(specs[0].config)
     say(f"it goes on with what a launcher that was killed has left: {', '.join(left.processes)}")
     with _kept_clean(config, specs, record):
-        host = Processes(servers, left)
+        host = ProcessHost(servers, left)
         return RunningDeployment(config, specs, reloading, host, record=record, left=left).run()
 
 
@@ -115,4 +122,4 @@ def _serve_here(config: Config, servers: ForkServers, reloading: Reloading, reco
             from alignedserve.launch.cluster import serve_on_ray
 
             return serve_on_ray(config, specs, reloading)
-        return RunningDeployment(config, specs, reloading, Processes(servers), record=record).run()
+        return RunningDeployment(config, specs, reloading, ProcessHost(servers), record=record).run()

@@ -17,7 +17,7 @@ from alignedserve.launch import start
 from alignedserve.launch.fork_server import ForkedProcess, ForkServer, ForkServerGone, adopt_orphans, rename
 from alignedserve.launch.host import Events, Host, PartBegan, say
 from alignedserve.launch.keeper import GRACE_S
-from alignedserve.launch.succession import Left, LeftProcess
+from alignedserve.launch.succession import LeftParts, LeftProcess
 from alignedserve.safe_path import module_command
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import PartSpec
@@ -96,10 +96,10 @@ class _PartProcess:
             self._has_ended.wait(GRACE_S)  # one that waits for a driver or a disk does not end
 
 
-class Processes(Host):
+class ProcessHost(Host):
     """Runs every part as a child process."""
 
-    def __init__(self, servers: ForkServers | None = None, left: Left | None = None) -> None:
+    def __init__(self, servers: ForkServers | None = None, left: LeftParts | None = None) -> None:
         """`left` has the processes that another launcher has left."""
         super().__init__()
         self._left_processes = left.processes if left else {}

@@ -53,14 +53,14 @@ def may_outlive() -> bool:
 
 
 @dataclass(frozen=True)
-class Process:
+class LivingProcess:
     """A process, for as long as it lives: another one may have its pid later."""
 
     pid: int
     began: int  # by the kernel's clock
 
     @classmethod
-    def of(cls, pid: int) -> Process | None:
+    def of(cls, pid: int) -> LivingProcess | None:
         """Return the process with this pid; None if it has ended."""
         try:
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -70,27 +70,27 @@ class Process:
 
     @property
     def lives(self) -> bool:
-        return Process.of(self.pid) == self
+        return LivingProcess.of(self.pid) == self
 
 
 # --- A launcher
 
 
 @dataclass(frozen=True)
-class Record:
+class LauncherRecord:
     """What the next launcher needs to go on."""
 
-    launcher: Process
+    launcher: LivingProcess
     asked: Mapping[str, Any]  # settings, as the launcher was given them
     keys: DeploymentKeys
     lives: Mapping[str, Life]  # the newest life of each part, also of those that have gone
     specs: tuple[PartSpec, ...]  # the parts that are to run
-    processes: Mapping[str, Process]  # of the newest lives
+    processes: Mapping[str, LivingProcess]  # of the newest lives
     version: int = VERSION  # of the wire, between this launcher's parts and others
     has_served: bool = False  # whether the deployment has taken requests: it outlasts deaths of its parts then
 
     @property
-    def living(self) -> dict[str, Process]:
+    def living(self) -> dict[str, LivingProcess]:
         return {name: process for name, process in self.processes.items() if process.lives}
 
 
@@ -106,7 +106,7 @@ def asks_the_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return True
 
 
-def with_settings_of(record: Record, asked: Mapping[str, Any]) -> Record:
+def with_settings_of(record: LauncherRecord, asked: Mapping[str, Any]) -> LauncherRecord:
     """Return the record of another version with the settings that this version knows: those that are new as asked."""
     return replace(record, specs=tuple(replace(spec, config=_kept(spec.config, asked)) for spec in record.specs))
 
@@ -133,7 +133,7 @@ class RecordFile:
     def is_kept(self) -> bool:
         return self._path is not None
 
-    def write(self, record: Record) -> None:
+    def write(self, record: LauncherRecord) -> None:
         """Replace the record; where that fails, as on a full disk, parts end with their launcher."""
         if self._path is None:
             return
@@ -147,22 +147,22 @@ class RecordFile:
             log.warning("%s cannot be written: a next launcher will not go on with these parts (%s)", self._path, error)
             self.remove()
 
-    def read(self) -> Record | None:
+    def read(self) -> LauncherRecord | None:
         """Return the record; None if there is none that this version understands."""
         if self._path is None:
             return None
         with suppress(OSError, ValueError, msgspec.MsgspecError):
-            return msgspec.json.decode(self._path.read_bytes(), type=Record)
+            return msgspec.json.decode(self._path.read_bytes(), type=LauncherRecord)
         return None
 
     def remove(self) -> None:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
-    def claim(self) -> Record | None:
+    def claim(self) -> LauncherRecord | None:
         """Return what a launcher that has gone has left, as this launcher's; None where nothing lives, or the launcher
         does: the port is in use then."""
-        me = Process.of(os.getpid())
+        me = LivingProcess.of(os.getpid())
         if self._path is None or me is None:
             return None
         with locked(self._path.with_suffix(".lock"), _LOCK_S):  # against another launcher that starts now
@@ -187,15 +187,15 @@ class RecordFile:
 
 
 @dataclass
-class Left:
+class LeftParts:
     """A record, and the processes of its parts that this launcher goes on with."""
 
-    record: Record
+    record: LauncherRecord
     processes: dict[str, LeftProcess] = field(default_factory=dict)
     is_other_version: bool = False  # with other settings: such parts would refuse what this launcher hands to them
 
     @classmethod
-    def taken_over(cls, record: Record) -> Left:
+    def taken_over(cls, record: LauncherRecord) -> LeftParts:
         """Go on with each part that answers, and end all others: a worker needs all its ranks."""
         living, found, until = record.living, dict[str, LeftProcess](), time.monotonic() + LISTENS_S
         for spec in record.specs:
@@ -222,7 +222,7 @@ class LeftProcess:
         link.close()  # `stdin` keeps it open
 
     @classmethod
-    def of(cls, process: Process, link: socket.socket) -> LeftProcess | None:
+    def of(cls, process: LivingProcess, link: socket.socket) -> LeftProcess | None:
         pidfd = _pidfd_of(process)
         return None if pidfd is None else cls(process.pid, pidfd, link)
 
@@ -243,7 +243,7 @@ class LeftProcess:
         os.close(self._pidfd)
 
 
-def end(processes: Iterable[Process]) -> None:
+def end(processes: Iterable[LivingProcess]) -> None:
     """End these processes, and return when they have ended, with all their threads."""
     pidfds = [pidfd for process in processes if (pidfd := _pidfd_of(process)) is not None]
     for pidfd in pidfds:
@@ -254,7 +254,7 @@ def end(processes: Iterable[Process]) -> None:
         os.close(pidfd)
 
 
-def _pidfd_of(process: Process) -> int | None:
+def _pidfd_of(process: LivingProcess) -> int | None:
     """Return a descriptor of the process; None if it has ended."""
     try:
         pidfd = os.pidfd_open(process.pid)

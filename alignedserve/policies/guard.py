@@ -34,7 +34,7 @@ class PolicyFailure(str, Enum):
     SLOW = "slow"
 
 
-class NoAnswer(BaseException):
+class PolicyOverdue(BaseException):
     """Raised within a policy that does not answer; no exception of the policy's own, which it might catch."""
 
 
@@ -104,7 +104,7 @@ class Guard:
             with self._limit:
                 answer = method(*facts)
                 problem = problem_of(answer, *facts)
-        except NoAnswer:
+        except PolicyOverdue:
             self._limit.close()
             self._give_up("it did not answer, and was ended")
             return usual

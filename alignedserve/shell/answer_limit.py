@@ -1,7 +1,7 @@
 """Ends a custom policy that does not answer, since the part that asked it hangs meanwhile.
 
     with limit:            a question is open
-        policy.key(...)    ◀─ NoAnswer, raised here by a thread that looks now and then whether it is still the same
+        policy.key(...)    ◀─ PolicyOverdue, raised by a thread that looks now and then whether it is still the same
 
 Python raises it between two of its own instructions: a policy that waits in code that is not Python is ended when that
 code returns. Only the thread that asks enters the limit, for one question at a time. A scheduler calls code of ours,
@@ -16,7 +16,7 @@ from threading import Event, Lock, Thread, get_ident
 from time import monotonic
 from types import FrameType
 
-from alignedserve.policies.guard import Limit, NoAnswer
+from alignedserve.policies.guard import Limit, PolicyOverdue
 
 MOST_S = 5.0  # for an answer
 
@@ -53,7 +53,7 @@ class AnswerLimit(Limit):
                 for _ in range(2 if has_raised else 0):  # Python raises it at the latest where a loop goes back
                     pass
                 return
-            except NoAnswer:
+            except PolicyOverdue:
                 continue
 
     def _look(self) -> None:
@@ -64,7 +64,7 @@ class AnswerLimit(Limit):
                 wait_s = 1e-3 if is_late and not self._has_raised else self._most_s / 5
                 if self._asker is not None and is_late and not _runs_our_code(self._asker):
                     self._has_raised = True
-                    pythonapi.PyThreadState_SetAsyncExc(c_ulong(self._asker), py_object(NoAnswer))
+                    pythonapi.PyThreadState_SetAsyncExc(c_ulong(self._asker), py_object(PolicyOverdue))
 
 
 def _runs_our_code(thread: int) -> bool:

@@ -92,7 +92,7 @@ class ModelForm:
 
 
 @dataclass(frozen=True)
-class Model:
+class ReferenceModel:
     """A published model. Its other forms are written to the folder `scratch`."""
 
     name: str
@@ -181,15 +181,15 @@ def expand(network: Any, folder: Path, dtype: torch.dtype) -> None:
     plain.save_pretrained(folder)
 
 
-def _exact(_: str, model: Model) -> ModelForm:
+def _exact(_: str, model: ReferenceModel) -> ModelForm:
     return ModelForm(model.plain, model.exact, EXACT, torch.float32)
 
 
-def _narrow(dtype: torch.dtype, _: str, model: Model) -> ModelForm:
+def _narrow(dtype: torch.dtype, _: str, model: ReferenceModel) -> ModelForm:
     return ModelForm(model.plain, model.exact, OF_TRANSFORMERS * model.rounded.mean, dtype)
 
 
-def _quantised(quantization: Quantization, _: str, model: Model) -> ModelForm:
+def _quantised(quantization: Quantization, _: str, model: ReferenceModel) -> ModelForm:
     """Compare with the expanded weights in our torch reference, whose fp32 is transformers' to the last digits."""
     squares = read_plain(model.plain, torch.bfloat16).squares  # as a worker does
     in_fp32 = ModelForm(model.plain, Tensor(), None, torch.float32, quantization, squares=squares)
@@ -197,25 +197,25 @@ def _quantised(quantization: Quantization, _: str, model: Model) -> ModelForm:
     return ModelForm(model.plain, exact, quantization=quantization, original=model.exact, squares=squares)
 
 
-def _kv(_: str, model: Model) -> ModelForm:
+def _kv(_: str, model: ReferenceModel) -> ModelForm:
     return ModelForm(model.plain, model.exact, kv_dtype=KvDtype.INT8)
 
 
-def _as_it_is(_: str, model: Model) -> ModelForm:
+def _as_it_is(_: str, model: ReferenceModel) -> ModelForm:
     return ModelForm(model.resolved, logits_of(model.network, model.tokens))
 
 
-def _gguf(kind: Kind, _: str, model: Model) -> ModelForm:
+def _gguf(kind: Kind, _: str, model: ReferenceModel) -> ModelForm:
     folder, network = model.gguf(kind)
     return ModelForm(folder, logits_of(network, model.tokens))
 
 
-def _stored(name: str, model: Model) -> ModelForm:
+def _stored(name: str, model: ReferenceModel) -> ModelForm:
     folder, network = model.stored(name)
     return ModelForm(folder, logits_of(network, model.tokens), None if name in ROUNDS_ACTIVATIONS else MOST_MEAN)
 
 
-FORMS: dict[str, Callable[[str, Model], ModelForm]] = {
+FORMS: dict[str, Callable[[str, ReferenceModel], ModelForm]] = {
     "fp32": _exact,
     "fp16": partial(_narrow, torch.float16),
     "bf16": partial(_narrow, torch.bfloat16),
@@ -231,7 +231,7 @@ FORMS: dict[str, Callable[[str, Model], ModelForm]] = {
 # --- Figures
 
 
-def compare(model: Model, wanted: Sequence[str], kernels: Mapping[str, Kernels]) -> None:
+def compare(model: ReferenceModel, wanted: Sequence[str], kernels: Mapping[str, Kernels]) -> None:
     for name in wanted:
         if name == PUBLISHED_FILE and model.source.suffix != GGUF:
             continue
@@ -305,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"{source} is not there: name a folder, a GGUF file, or one of {', '.join(NAMED)}")
     with TemporaryDirectory() as scratch:
         emulated = with_emulated_tiles(Path(scratch)) if args.amx else None
-        model = Model(args.model if args.model in NAMED else source.stem, source, Path(scratch), args.tokens)
+        model = ReferenceModel(args.model if args.model in NAMED else source.stem, source, Path(scratch), args.tokens)
         compare(model, args.only, kernels_of(args.sets, emulated))
     sys.exit(status())
 

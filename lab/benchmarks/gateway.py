@@ -146,7 +146,7 @@ def serve_app(app: FastAPI) -> None:
     uvloop.run(HttpServer(http_settings(app, None)).serve(sockets=[listener]))
 
 
-class Server:
+class GatewayAlone:
     """The process of a server that is measured."""
 
     def __init__(self, port: int, pid: int) -> None:
@@ -164,7 +164,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def ours(beat_s: float, noted: Path) -> Iterator[Server]:
+def ours(beat_s: float, noted: Path) -> Iterator[GatewayAlone]:
     """Yield our server, in a process of its own."""
     command = [sys.executable, "-m", "lab.benchmarks.gateway", "--serve", str(noted), "--beat", str(beat_s)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -175,13 +175,13 @@ def ours(beat_s: float, noted: Path) -> Iterator[Server]:
             with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)):
                 break
             time.sleep(0.1)
-        yield Server(port, process.pid)
+        yield GatewayAlone(port, process.pid)
     finally:
         process.kill()
         process.wait()
 
 
-def connections_to(server: Server) -> Connections:
+def connections_to(server: GatewayAlone) -> Connections:
     return Connections(Address.parse(f"http://127.0.0.1:{server.port}/v1", None), time.monotonic, CONNECT_S)
 
 
@@ -189,7 +189,7 @@ def completion(**fields: Any) -> bytes:
     return json.dumps({"model": MODEL, "prompt": PROMPT_IDS, "ignore_eos": True, **fields}).encode()
 
 
-async def read_streams(server: Server, streams: int, tokens: int) -> list[Sequence[float]]:
+async def read_streams(server: GatewayAlone, streams: int, tokens: int) -> list[Sequence[float]]:
     """Read streams at once, and return when each token of each was read."""
 
     async def read(number: int) -> Sequence[float]:
@@ -202,7 +202,7 @@ async def read_streams(server: Server, streams: int, tokens: int) -> list[Sequen
         return await asyncio.gather(*map(read, range(streams)))
 
 
-async def ask_whole(server: Server, count: int, at_once: int) -> None:
+async def ask_whole(server: GatewayAlone, count: int, at_once: int) -> None:
     """Send unstreamed requests for one token each, over connections that stay open."""
 
     async def ask_some(number: int) -> None:
@@ -214,14 +214,14 @@ async def ask_whole(server: Server, count: int, at_once: int) -> None:
         await asyncio.gather(*map(ask_some, range(at_once)))
 
 
-async def per_request_us(server: Server, count: int = 2000) -> float:
+async def per_request_us(server: GatewayAlone, count: int = 2000) -> float:
     await ask_whole(server, WARM_REQUESTS, 8)
     before = server.cpu_s
     await ask_whole(server, count, 8)
     return (server.cpu_s - before) / count * 1e6
 
 
-async def per_token_us(server: Server, streams: int, tokens: int) -> float:
+async def per_token_us(server: GatewayAlone, streams: int, tokens: int) -> float:
     """Return the cost of a token alone: the cost of requests with two tokens is subtracted."""
     await read_streams(server, streams, 2)
     costs = []
@@ -232,7 +232,7 @@ async def per_token_us(server: Server, streams: int, tokens: int) -> float:
     return (costs[1] - costs[0]) / (streams * (tokens - 2)) * 1e6
 
 
-async def hold_streams(server: Server, streams: int, tokens: int, noted: mmap.mmap) -> list[float]:
+async def hold_streams(server: GatewayAlone, streams: int, tokens: int, noted: mmap.mmap) -> list[float]:
     """Hold streams open at once, and return the delay of each token after all streams began, in ascending order."""
     read_at = await read_streams(server, streams, tokens)
     late, all_began = [], max(times[0] for times in read_at)

@@ -394,7 +394,7 @@ def repeating(copy: Callable[[], object], device: torch.device) -> Iterator[None
 # --- Quantised weights
 
 
-class Kind(str, Enum):
+class Quantised(str, Enum):
     NONE = "none"
     INT8 = "int8"
     INT4 = "int4"
@@ -402,12 +402,12 @@ class Kind(str, Enum):
 
     @property
     def quantization(self) -> Quantization:
-        return Quantization.NONE if self is Kind.FP8 else Quantization(self.value)
+        return Quantization.NONE if self is Quantised.FP8 else Quantization(self.value)
 
     def read_bytes(self, model: Model) -> int:
         """Return the bytes of weights that a step reads."""
         head = head_weights(model)
-        if self is Kind.FP8:
+        if self is Quantised.FP8:
             return num_read(model) - head + 2 * head
         return self.quantization.num_bytes(num_read(model) - head, 0, head, 2)
 
@@ -420,10 +420,10 @@ class RandomFloats(DummyWeights):
 
 
 class QuantisedBench(Bench):
-    def __init__(self, model: Model, kind: Kind) -> None:
+    def __init__(self, model: Model, kind: Quantised) -> None:
         super().__init__(model)
         self.kind, self.quantization = kind, kind.quantization
-        self.tensors = RandomFloats if kind is Kind.FP8 else DummyWeights
+        self.tensors = RandomFloats if kind is Quantised.FP8 else DummyWeights
 
     @property
     def title(self) -> str:
@@ -443,8 +443,8 @@ class QuantisedBench(Bench):
 def quantised(model: Model) -> None:
     """Report each kind of weights, all but the first against bf16."""
     plain = dict[str, float]()
-    for kind in Kind:
-        if kind is Kind.FP8 and (why := why_none(DEVICE, torch.bfloat16)) is not None:
+    for kind in Quantised:
+        if kind is Quantised.FP8 and (why := why_none(DEVICE, torch.bfloat16)) is not None:
             left_out("fp8", why)
             continue
         bench = QuantisedBench(model, kind)

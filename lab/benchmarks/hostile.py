@@ -70,7 +70,7 @@ from alignedserve.lab.benchmarks.common.serving import (
     player_of,
     serve,
 )
-from alignedserve.lab.benchmarks.gateway import CLOCK, ENDED_EARLY, MODEL, Server, ask_whole, connections_to, ours
+from alignedserve.lab.benchmarks.gateway import CLOCK, ENDED_EARLY, MODEL, GatewayAlone, ask_whole, connections_to, ours
 from alignedserve.loads.figures.request_figures import finished, ttft_s
 from alignedserve.loads.records.distribution import percentile
 from alignedserve.loads.records.records import RunRecord
@@ -110,7 +110,7 @@ def bodies() -> Iterator[tuple[str, str, bytes]]:
     yield "a schema", chat, filled(_HEAD + '"guided_json": {"enum": [1', ', {"a": []}', "]}}")
 
 
-async def send(server: Server, route: str, body: bytes, times: int = 1) -> None:
+async def send(server: GatewayAlone, route: str, body: bytes, times: int = 1) -> None:
     """Send a body as often at once; the server refuses it, perhaps before it has read it."""
     with closing(connections_to(server)) as to_server:
         names = map(str, range(times))
@@ -122,7 +122,7 @@ async def send(server: Server, route: str, body: bytes, times: int = 1) -> None:
             assert is_lost or refusal.status == 503 or (refusal.status or 0) // 100 == 4, refusal
 
 
-def loop_s(server: Server) -> float:
+def loop_s(server: GatewayAlone) -> float:
     """Return the processor time of the event loop's thread, the first thread of the process."""
     return int(Path(f"/proc/{server.pid}/task/{server.pid}/schedstat").read_text().split()[0]) / 1e9
 

@@ -68,7 +68,7 @@ Play = Callable[[str], list[RunRecord]]  # the file of a workload -> a run for e
 
 
 @dataclass(frozen=True)
-class Server:
+class MeasuredServer:
     """What a load is played on."""
 
     name: str
@@ -201,27 +201,27 @@ def deployed(args: argparse.Namespace, folder: Path, preset: str) -> Iterator[Pl
         yield play
 
 
-def simulations(args: argparse.Namespace, folder: Path) -> Iterator[Server]:
+def simulations(args: argparse.Namespace, folder: Path) -> Iterator[MeasuredServer]:
     machine = MACHINES[args.machine]
     machine = replace(machine, off=Uncertainty(*args.off)) if args.off else machine
     profile = folder / "steps.json"
     save_profile(profile, machine)
     for preset in args.presets:
         play = partial(simulated, preset, profile, args.seeds, args.hog)
-        yield Server(preset, nullcontext(play), has_goals=machine.has_goals)
+        yield MeasuredServer(preset, nullcontext(play), has_goals=machine.has_goals)
 
 
-def servers(args: argparse.Namespace, folder: Path) -> Iterator[Server]:
+def servers(args: argparse.Namespace, folder: Path) -> Iterator[MeasuredServer]:
     """Return what the options ask for, in order. Each server starts when its context is entered."""
     if args.url:
-        yield Server("this server", warmed_up(args.url, args.priority, args.hog), has_goals=True)
+        yield MeasuredServer("this server", warmed_up(args.url, args.priority, args.hog), has_goals=True)
     elif args.backend == "simulated":
         yield from simulations(args, folder)
     else:
         for preset in args.presets:
-            yield Server(preset, deployed(args, folder, preset), has_goals=True)
+            yield MeasuredServer(preset, deployed(args, folder, preset), has_goals=True)
     for budget in args.budgets if args.peer_python else ():
-        yield Server(f"vLLM, {budget} tokens a step", peer(args, args.model, budget))
+        yield MeasuredServer(f"vLLM, {budget} tokens a step", peer(args, args.model, budget))
 
 
 # --- Figures

@@ -61,7 +61,7 @@ def best(piece: Callable[[], object], clock: Callable[[], float]) -> float:
     return BYTES / sorted(took[1:])[len(took) // 10] / 1e9
 
 
-class Worker:
+class RoadEnd:
     """One end: its cache, and the transport that moves what is in it."""
 
     def __init__(
@@ -99,7 +99,7 @@ def send_what_is_asked_for(
 ) -> None:
     """Run the source in a process of its own; tell the seconds that it has computed after each transfer."""
     torch.set_num_threads(1)
-    source = Worker("prefill-0", device, folder, keys, **kinds)
+    source = RoadEnd("prefill-0", device, folder, keys, **kinds)
     asked.send(source.address)
     source.meet("decode-0", asked.recv())
     with closing(source.transport):
@@ -118,7 +118,7 @@ class Pair:
         arguments = far_end, devices[0], folder, keys, kinds
         self._process = context.Process(target=send_what_is_asked_for, args=arguments, daemon=True)
         self._process.start()
-        self._worker = Worker("decode-0", devices[1], folder, keys, **kinds)
+        self._worker = RoadEnd("decode-0", devices[1], folder, keys, **kinds)
         self._worker.meet("prefill-0", self._source.recv())
         self._source.send(self._worker.address)
         self._number, self._computed_s = 0, 0.0

@@ -22,7 +22,7 @@ from alignedserve.core import ServiceClass
 from alignedserve.errors import ConfigError, ProfileError, SimulateError
 from alignedserve.lab.cli.simulating import WhatIsPlanned
 from alignedserve.lab.devices import devices
-from alignedserve.lab.planning.demand import Capacity, Expected, demand_of, expected_requests, family_of
+from alignedserve.lab.planning.demand import Expected, WorkerCapacity, demand_of, expected_requests, family_of
 from alignedserve.lab.planning.deployments import DeploymentFamily, DeviceOffer, PlannedDeployment
 from alignedserve.lab.planning.outcome import Hopeless, Outcome, PromisesToKeep, RequestTally
 from alignedserve.lab.planning.report import LoadPoint, Plan, plan_document, plan_text, plot_plan
@@ -184,7 +184,7 @@ def _families(asked: WhatIsPlanned, common: SimulationTrial, offer: DeviceOffer)
     trial = _on(common, PlannedDeployment(offer, Topology()))
     settings, device = settings_of(trial), device_of(trial)
     demand = demand_of(workload_of(common).within(device.kv_tokens), asked.be_tokens, asked.seed)
-    capacity = Capacity.of(device, settings.limits, demand)
+    capacity = WorkerCapacity.of(device, settings.limits, demand)
     only_parted = not Topology.parse(cluster_of([asked.preset])).colocated
     for parted in (True,) if only_parted else (False, True):
         yield family_of(offer, parted, demand, capacity)

@@ -91,7 +91,7 @@ def _expected(stream: Stream) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class WorkerCapacity:
     """The most requests in a second that a worker of each kind can do."""
 
     colocated: float
@@ -99,7 +99,7 @@ class Capacity:
     decode: float  # decodes alone
 
     @classmethod
-    def of(cls, device: Hardware, limits: WorkerLimits, demand: Demand) -> Capacity:
+    def of(cls, device: Hardware, limits: WorkerLimits, demand: Demand) -> WorkerCapacity:
         return cls(
             max(_balanced(device, limits, demand, demand.prompt), default=0.0),
             max(_prompts(device, limits, demand), default=0.0),
@@ -140,7 +140,7 @@ def _chunks(tokens: float, prompt: float) -> list[tuple[int, int]]:
 # --- Families
 
 
-def family_of(offer: DeviceOffer, parted: bool, demand: Demand, capacity: Capacity) -> DeploymentFamily:
+def family_of(offer: DeviceOffer, parted: bool, demand: Demand, capacity: WorkerCapacity) -> DeploymentFamily:
     """Return the family with the sizes that the estimate gives."""
     if not demand.rate:
         return DeploymentFamily(offer, 0.5 if parted else None, 2 if parted else 1, 2 if parted else 1)
@@ -150,13 +150,13 @@ def family_of(offer: DeviceOffer, parted: bool, demand: Demand, capacity: Capaci
     return DeploymentFamily(offer, share, least, max(least, _first(sized, demand.rate / _USUAL, capacity)))
 
 
-def _first(sized: DeploymentFamily, rate: float, capacity: Capacity) -> int:
+def _first(sized: DeploymentFamily, rate: float, capacity: WorkerCapacity) -> int:
     """Return the smallest size that can do `rate` requests in a second."""
     least = 1 if sized.prompt_share is None else 2
     return next((size for size in range(least, _ENOUGH) if _most(sized, size, capacity) >= rate), _ENOUGH)
 
 
-def _most(sized: DeploymentFamily, size: int, capacity: Capacity) -> float:
+def _most(sized: DeploymentFamily, size: int, capacity: WorkerCapacity) -> float:
     """Return the most that this size does: decode workers take prompts too, where there is time."""
     topology = sized.of_size(size).topology
     if topology.colocated:

@@ -12,26 +12,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from alignedserve.lab.reports.figure_rows import Better
-from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, System, file
+from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, Rival, file
 from alignedserve.loads.records.distribution import ratio
 
 _CALM, _PAPERS, _LARGE = "0.2/s", "8/s", "OPT-175B, 8/s"
 _REQUESTS = 20_000
 
-_ACCEL_GEN = System("AccelGen", "accelgen")
+_ACCEL_GEN = Rival("AccelGen", "accelgen")
 # Memory for all of a prompt, and requests that were late once are no longer before all others.
 _MENDED = ("schedule.room=growing", "schedule.late=decay")
-_OURS = (System("aligned", "aligned"), System("aligned, refuses none", "aligned", options=("schedule.refuse_ttfts=0",)))
+_OURS = (Rival("aligned", "aligned"), Rival("aligned, refuses none", "aligned", options=("schedule.refuse_ttfts=0",)))
 _BEST, _WORST = "AccelGen, mended", "ORCA"
 _OTHERS = (
-    System("Sarathi", "sarathi"),
-    System("FastGen", "fastgen"),
-    System("vLLM", "vllm-chunked"),
-    System(_WORST, "orca"),
+    Rival("Sarathi", "sarathi"),
+    Rival("FastGen", "fastgen"),
+    Rival("vLLM", "vllm-chunked"),
+    Rival(_WORST, "orca"),
 )
-_SYSTEMS = (_ACCEL_GEN, System(_BEST, "accelgen", options=_MENDED), *_OTHERS, *_OURS)
+_SYSTEMS = (_ACCEL_GEN, Rival(_BEST, "accelgen", options=_MENDED), *_OTHERS, *_OURS)
 _METHODS = ("Chunk", "Order", "Batch")
-_WITHOUT = (System(f"/{name}", f"accelgen-no-{name.lower()}", options=_MENDED) for name in _METHODS)
+_WITHOUT = (Rival(f"/{name}", f"accelgen-no-{name.lower()}", options=_MENDED) for name in _METHODS)
 _ABLATIONS = (_SYSTEMS[1], *_WITHOUT, *_OURS)
 
 

@@ -7,17 +7,17 @@ grouping needs many that wait. The application workloads are drawn, with the mea
 from __future__ import annotations
 
 from alignedserve.lab.reports.figure_rows import Better
-from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, System, file
+from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, Rival, file
 
 _OPT_13B, _LLAMA_7B = "h100-opt-13b-tp1", "h100-llama-2-7b-tp1"
 _DECODED = "papers.alignedserve.decode_tokens_per_s"
 _P99_STEP = "papers.alignedserve.p99_tpot_s"
 _THROUGHPUT, _STEP = Axis("decoded tokens in a second"), Axis("P99 of a step with decodes", "ms")
 
-_PAPERS_OWN = System("AlignedServe", "alignedserve-paper", "1+1")
-_VLLM, _DIST_SERVE = System("vLLM", "vllm-chunked", "2xcolocated"), System("DistServe", "distserve", "1+1")
-_FAST_GEN = System("FastGen", "fastgen", "2xcolocated")
-_OURS = (System("aligned", "aligned", "2xcolocated"), System("aligned, 1+1", "aligned", "1+1"))
+_PAPERS_OWN = Rival("AlignedServe", "alignedserve-paper", "1+1")
+_VLLM, _DIST_SERVE = Rival("vLLM", "vllm-chunked", "2xcolocated"), Rival("DistServe", "distserve", "1+1")
+_FAST_GEN = Rival("FastGen", "fastgen", "2xcolocated")
+_OURS = (Rival("aligned", "aligned", "2xcolocated"), Rival("aligned, 1+1", "aligned", "1+1"))
 _SYSTEMS = (_PAPERS_OWN, _VLLM, _DIST_SERVE, _FAST_GEN, *_OURS)
 
 # --- §2: batches of unequal lengths on one GPU
@@ -34,9 +34,9 @@ _ONE = Figure(
     Axis("long prompts among 64"),
     _STEP,
     (
-        System("vLLM", "vllm-fcfs"),
-        System("vLLM, all wait for the longest", "vllm-fcfs", profile=file("h100-llama-2-7b-unequal-100.yaml")),
-        System("aligned", "aligned"),
+        Rival("vLLM", "vllm-fcfs"),
+        Rival("vLLM, all wait for the longest", "vllm-fcfs", profile=file("h100-llama-2-7b-unequal-100.yaml")),
+        Rival("aligned", "aligned"),
     ),
     tuple(map(_batch, (0, 1, 2, 4))),
     _P99_STEP,
@@ -189,9 +189,9 @@ _TEN = Figure(
 
 # --- §4.4: ablations
 
-_NO_PREFETCH = System("w/o P", "alignedserve-paper", "1+1", ("schedule.prefetch=false",))
-_NEITHER = System("w/o P&B", "alignedserve-paper", "1+1", ("schedule.prefetch=false", "schedule.grouping=fcfs"))
-_NO_GROUPING = System("w/o B", "alignedserve-paper", "1+1", ("schedule.grouping=fcfs",))
+_NO_PREFETCH = Rival("w/o P", "alignedserve-paper", "1+1", ("schedule.prefetch=false",))
+_NEITHER = Rival("w/o P&B", "alignedserve-paper", "1+1", ("schedule.prefetch=false", "schedule.grouping=fcfs"))
+_NO_GROUPING = Rival("w/o B", "alignedserve-paper", "1+1", ("schedule.grouping=fcfs",))
 _FOURTEEN = Figure(
     "14",
     "decode throughput without prefetch (P) and without grouping (B)",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from alignedserve.lab.reports.figure_rows import Better
-from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, System
+from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, Rival
 from alignedserve.loads.records.distribution import ratio
 
 _OPT_13B, _LLAMA_13B = "v100-opt-13b-tp1", "v100-llama-2-13b-tp1"
@@ -22,9 +22,9 @@ _MARK_S = 0.1  # at which rates are compared; the paper takes 0.2 (§4.2), which
 _FULL_S = 1800
 _KNOWN = "schedule.predictor=oracle"
 
-_ALISE, _VLLM, _ALIGNED = System("ALISE", "alise"), System("vLLM", "vllm-fcfs"), System("aligned", "aligned")
-_ORCA = System("ORCA", "orca", options=("schedule.reserve=0", "engine.max_batch=128"))
-_DEFER, _RECOMPUTE = System("Defer", "alise-defer"), System("Recompute", "alise-recompute")
+_ALISE, _VLLM, _ALIGNED = Rival("ALISE", "alise"), Rival("vLLM", "vllm-fcfs"), Rival("aligned", "aligned")
+_ORCA = Rival("ORCA", "orca", options=("schedule.reserve=0", "engine.max_batch=128"))
+_DEFER, _RECOMPUTE = Rival("Defer", "alise-defer"), Rival("Recompute", "alise-recompute")
 _SYSTEMS = (_ALISE, _VLLM, _ORCA, _ALIGNED)
 
 

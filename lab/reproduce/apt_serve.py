@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, System, file
+from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, Rival, file
 from alignedserve.loads.records.distribution import ratio
 
 _OPT_13B = "a100-40-opt-13b-tp1"
@@ -23,10 +23,10 @@ _FULL = 1000  # requests
 _RATE, _CV = Axis("requests in a second"), Axis("coefficient of variation of the arrivals")
 _IN_TIME = Axis("requests with TTFT and P99 TBT in time", "%")
 
-_APT, _KV = System("Apt-Serve", "apt-serve"), System("KV only", "apt-serve-kv")
-_APT_S = System("Apt-Serve-S", "apt-serve-s")
-_VLLM, _SARATHI = System("vLLM", "vllm-fcfs"), System("Sarathi-Serve", "sarathi")
-_ALIGNED = System("aligned", "aligned")
+_APT, _KV = Rival("Apt-Serve", "apt-serve"), Rival("KV only", "apt-serve-kv")
+_APT_S = Rival("Apt-Serve-S", "apt-serve-s")
+_VLLM, _SARATHI = Rival("vLLM", "vllm-fcfs"), Rival("Sarathi-Serve", "sarathi")
+_ALIGNED = Rival("aligned", "aligned")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _figure(
     number: str,
     against: str,
     x: Axis,
-    systems: tuple[System, ...],
+    systems: tuple[Rival, ...],
     points: tuple[Point, ...],
     claims: Iterable[Claim],
     finding: str,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from alignedserve.lab.reports.figure_rows import Better
-from alignedserve.lab.reproduce.figure import Axis, Claim, Figure, Paper, Point, System
+from alignedserve.lab.reproduce.figure import Axis, Claim, Figure, Paper, Point, Rival
 
 _OPT_13B, _OPT_30B = "a100-40-opt-13b-tp2", "a100-40-opt-30b-tp4"
 _CHATS = "coserve,chat.ttft_s=0.4,chat.tbt_s=0.2,documents.in_flight=64"
@@ -22,8 +22,8 @@ _SEATS = "engine.max_batch=256"  # for all systems: what B_curr may grow to, and
 _RATE = Axis("chats in a second")
 _LATENCY, _DOCUMENTS = Axis("normalised latency of chats", "ms"), Axis("documents in a second")
 _TTFT, _TPOT = Axis("chats with a first token in 0.4 s", "%"), Axis("chats with a token in 0.2 s, on average", "%")
-_BROS, _VLLM, _ALIGNED = System("BROS", "bros"), System("vLLM", "vllm-fcfs"), System("aligned", "aligned")
-_SYSTEMS = (_BROS, _VLLM, System("RR", "round-robin"), _ALIGNED)
+_BROS, _VLLM, _ALIGNED = Rival("BROS", "bros"), Rival("vLLM", "vllm-fcfs"), Rival("aligned", "aligned")
+_SYSTEMS = (_BROS, _VLLM, Rival("RR", "round-robin"), _ALIGNED)
 
 
 _SHARE_GPT, _LMSYS = "ShareGPT", "LMSYS"  # sets of chats, and the workloads with their lengths
@@ -77,7 +77,7 @@ def _cache(number: str, axis: Axis, metric: str, paper: float) -> Figure:
         "blocks from both ends, OPT-30B at 10 chats a second",
         _RATE,
         axis,
-        (System("With", "bros"), System("Without", "bros-plain"), _ALIGNED),
+        (Rival("With", "bros"), Rival("Without", "bros-plain"), _ALIGNED),
         (_point(10, _CHATS, _OPT_30B),),
         metric,
         (Claim("with ÷ without", paper, lambda cells: cells.times("With", "Without", 10)),),
@@ -136,7 +136,7 @@ PAPER = Paper(
             "latency without documents",
             _RATE,
             _LATENCY,
-            (System("BROS", "bros-plain"), _VLLM, System("TGI", "tgi"), _ALIGNED),
+            (Rival("BROS", "bros-plain"), _VLLM, Rival("TGI", "tgi"), _ALIGNED),
             tuple(_point(rate, _CHATS_ALONE, _OPT_13B) for rate in (10, 25)),
             "papers.bros.normalised_latency_s",
             (_less("vLLM", 29.36),),

@@ -49,7 +49,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class Rival:
     """A curve of a figure."""
 
     label: str
@@ -72,7 +72,7 @@ class Point:
     full: str | None = None  # the workload with --full, where it is another
     only_full: bool = False  # whether only --full has this point
 
-    def trial(self, system: System, seed: int, is_full: bool) -> SimulationTrial:
+    def trial(self, system: Rival, seed: int, is_full: bool) -> SimulationTrial:
         return SimulationTrial(
             system.preset,
             self.full if is_full and self.full is not None else self.workload,
@@ -145,7 +145,7 @@ class Figure:
     title: str
     x: Axis
     y: Axis
-    systems: tuple[System, ...]
+    systems: tuple[Rival, ...]
     points: tuple[Point, ...]
     metric: str  # a path of `RunFigures`, such as papers.alignedserve.decode_tokens_per_s
     claims: tuple[Claim, ...] = ()

@@ -38,7 +38,7 @@ from alignedserve.lab.benchmarks.engine import (
     main,
     ratio_to,
 )
-from alignedserve.lab.benchmarks.gpu import Kind
+from alignedserve.lab.benchmarks.gpu import Quantised
 from tests.models import gqa
 from tests.quantised_folders import quantised_folder
 
@@ -133,10 +133,10 @@ def test_gpu_counts_what_a_step_reads() -> None:
     model = MODELS["8b"]
     head = head_weights(model)
     layers = num_read(model) - head
-    assert Kind.NONE.read_bytes(model) == 2 * num_read(model)
-    assert num_read(model) < Kind.INT8.read_bytes(model) < 1.07 * num_read(model)
-    assert Kind.FP8.read_bytes(model) == layers + 2 * head
-    assert layers // 2 < Kind.INT4.read_bytes(model) - head < 0.65 * layers
+    assert Quantised.NONE.read_bytes(model) == 2 * num_read(model)
+    assert num_read(model) < Quantised.INT8.read_bytes(model) < 1.07 * num_read(model)
+    assert Quantised.FP8.read_bytes(model) == layers + 2 * head
+    assert layers // 2 < Quantised.INT4.read_bytes(model) - head < 0.65 * layers
 
 
 def test_gpu_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

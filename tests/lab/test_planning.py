@@ -12,7 +12,7 @@ import pytest
 from alignedserve.config.topology import Topology
 from alignedserve.core import ServiceClass, Slo
 from alignedserve.lab.devices import hardware
-from alignedserve.lab.planning.demand import Capacity, Demand, demand_of, expected_requests, family_of
+from alignedserve.lab.planning.demand import Demand, WorkerCapacity, demand_of, expected_requests, family_of
 from alignedserve.lab.planning.deployments import DeploymentFamily, DeviceOffer, PlannedDeployment
 from alignedserve.lab.planning.outcome import Count, Hopeless, Outcome, PromisesToKeep, RequestTally
 from alignedserve.lab.planning.report import Plan, plan_document, plan_text
@@ -223,9 +223,9 @@ def test_fewer_workers_than_the_estimate_cannot_do_the_work() -> None:
     device = hardware.from_gpu("h100-llama-3.1-8b-tp1")
     limits, offer = device.limits(2048, 128), DeviceOffer("h100-llama-3.1-8b-tp1", 3.9)
     few, many = (demand_of(read_workload(f"chat,rate={rate}"), None, 0) for rate in (4, 100))
-    capacity = Capacity.of(device, limits, many)
+    capacity = WorkerCapacity.of(device, limits, many)
     assert capacity.colocated < min(capacity.decode, capacity.prefill)
-    assert family_of(offer, False, few, Capacity.of(device, limits, few)).least == 1
+    assert family_of(offer, False, few, WorkerCapacity.of(device, limits, few)).least == 1
     large = family_of(offer, False, many, capacity)
     assert 1 < large.least <= large.likely
     parted = family_of(offer, True, many, capacity)
@@ -237,12 +237,14 @@ def test_fewer_workers_than_the_estimate_cannot_do_the_work() -> None:
 @pytest.mark.parametrize("parted", [False, True])
 def test_where_nothing_is_demanded_the_smallest_deployment_is_likely(parted: bool) -> None:
     least = 2 if parted else 1
-    found = family_of(CHEAP, parted, Demand(0.0, 100, 50), Capacity(1.0, 2.0, 2.0))
+    found = family_of(CHEAP, parted, Demand(0.0, 100, 50), WorkerCapacity(1.0, 2.0, 2.0))
     assert (found.prompt_share, found.least, found.likely) == (0.5 if parted else None, least, least)
 
 
 def test_a_device_too_slow_for_the_time_between_tokens_is_never_enough() -> None:
     device = hardware.from_gpu("rtx4090-llama-3.1-8b-tp1")
     demand = demand_of(read_workload("chat,tbt_s=0.001"), None, 0)
-    found = family_of(DeviceOffer("rtx4090", 1.0), False, demand, Capacity.of(device, device.limits(2048, 128), demand))
+    found = family_of(
+        DeviceOffer("rtx4090", 1.0), False, demand, WorkerCapacity.of(device, device.limits(2048, 128), demand)
+    )
     assert found.least >= 1000

@@ -22,7 +22,7 @@ from alignedserve.lab.reports.figure_rows import Better
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.reproduce import papers
-from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, System, X
+from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, Rival, X
 from alignedserve.lab.reproduce.page import FigureRun, document, page, picture, read_document, tables
 from alignedserve.lab.reproduce.papers import PAPERS, chosen
 from alignedserve.lab.trials.building import settings_of
@@ -121,7 +121,7 @@ FIGURE = Figure(
     "tokens against the rate",
     Axis("requests in a second"),
     Axis("time of a step", "ms"),
-    (System("Theirs", "fcfs"), System("aligned", "aligned", "1+1")),
+    (Rival("Theirs", "fcfs"), Rival("aligned", "aligned", "1+1")),
     (Point(50, SMALL), Point(80, SMALL.replace("rate=50", "rate=80"), only_full=True)),
     "steps.seconds.p50",
     (Claim("steps of aligned ÷ Theirs", 2.0, lambda cells: cells.times("aligned", "Theirs", 50)),),
@@ -243,7 +243,7 @@ class Runs:
         return replace(MIXED, wall_s=2.0)
 
 
-TWICE = replace(PAPER, figures=(FIGURE, replace(FIGURE, number="2", systems=(System("Third", "sarathi"),), claims=())))
+TWICE = replace(PAPER, figures=(FIGURE, replace(FIGURE, number="2", systems=(Rival("Third", "sarathi"),), claims=())))
 COMMAND = "reproduce small --seeds 0 --jobs 1"
 
 

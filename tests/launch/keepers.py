@@ -10,7 +10,7 @@ from alignedserve.launch.deployment import RunningDeployment
 from alignedserve.launch.host import Events, Host, PartBegan, PartTask
 from alignedserve.launch.orders import Reloading
 from alignedserve.launch.plan import LOOPBACK, parts_of
-from alignedserve.launch.succession import Left
+from alignedserve.launch.succession import LeftParts
 from alignedserve.protocol.messages import rank_suffix
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.control import HeardOrder
@@ -73,7 +73,7 @@ class ScriptedDeployment(RunningDeployment):
     """Note the lives that start."""
 
     def __init__(
-        self, config: Config, on_start: Callable[[ScriptedDeployment, PartSpec], None], left: Left | None = None
+        self, config: Config, on_start: Callable[[ScriptedDeployment, PartSpec], None], left: LeftParts | None = None
     ) -> None:
         self.asked = config  # the settings, for the next reload
         specs = specs_of(config) if left is None else left.record.specs

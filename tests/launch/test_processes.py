@@ -15,7 +15,7 @@ from alignedserve.config.config import load
 from alignedserve.launch import processes
 from alignedserve.launch.deployment import RunningDeployment
 from alignedserve.launch.orders import Reloading
-from alignedserve.launch.processes import Processes
+from alignedserve.launch.processes import ProcessHost
 from alignedserve.shell.exit_code import ExitCode
 from tests.launch.keepers import specs_of
 
@@ -41,7 +41,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[b
 
 def ends() -> int:
     config = load({"topology": "1+1"}, {}, None)
-    host = Processes()
+    host = ProcessHost()
     return RunningDeployment(config, specs_of(config), Reloading(config, lambda: config), host).run()
 
 

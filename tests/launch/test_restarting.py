@@ -15,7 +15,7 @@ from alignedserve.launch import deployment
 from alignedserve.launch.host import Host, NewPlace, PartBegan, PartEnded
 from alignedserve.launch.keeper import Change, Keeper
 from alignedserve.launch.orders import Restart
-from alignedserve.launch.succession import Left, Record
+from alignedserve.launch.succession import LauncherRecord, LeftParts
 from alignedserve.protocol.messages import Attempt, Died, Life, Retire, Started
 from alignedserve.shell.control import RESTARTED, HeardOrder, LauncherOrder
 from alignedserve.shell.exit_code import ExitCode
@@ -142,7 +142,7 @@ def test_a_spare_that_cannot_run_ends_it() -> None:
 class Commanded(ScriptedDeployment):
     """A deployment that gets commands one after the other once it serves, and then stops."""
 
-    def __init__(self, *commands: LauncherOrder, config: Config = SPLIT, left: Left | None = None) -> None:
+    def __init__(self, *commands: LauncherOrder, config: Config = SPLIT, left: LeftParts | None = None) -> None:
         super().__init__(config, lambda _, spec: self.on_start(spec), left)
         self.commands, self.answers = commands, list[list[str]]()
         self.on_start: Callable[[PartSpec], None] = lambda _: None
@@ -297,9 +297,9 @@ def test_a_restart_that_its_launcher_did_not_survive_leaves_no_part_twice(run: C
     spares = {"gateway-2": "gateway-1", "decode-1": "decode-0"}
     specs += [replace(like[old], name=spare, replaces=old) for spare, old in spares.items()]
     lives = {spec.name: Life(spec.name, spec.acts_as, 1) for spec in specs}
-    record = Record(ended_process(), ASKED, DeploymentKeys.new(), lives, tuple(specs), {})
+    record = LauncherRecord(ended_process(), ASKED, DeploymentKeys.new(), lives, tuple(specs), {})
     running: Mapping[str, object] = dict.fromkeys(lives)
-    kept, gone = Commanded(left=Left(record, running)), set[str]()  # pyrefly: ignore[bad-argument-type]
+    kept, gone = Commanded(left=LeftParts(record, running)), set[str]()  # pyrefly: ignore[bad-argument-type]
 
     def on_forget(part: str) -> None:
         gone.add(part)
@@ -315,8 +315,8 @@ def test_parts_of_a_version_with_other_settings_are_replaced(run: Callable[[Comm
     specs = tuple(specs_of(SPLIT))
     lives = {spec.name: Life(spec.name, spec.acts_as, 1) for spec in specs}
     running: Mapping[str, object] = dict.fromkeys(lives)
-    record = Record(ended_process(), ASKED, DeploymentKeys.new(), lives, specs, {})
-    left = Left(record, running, is_other_version=True)  # pyrefly: ignore[bad-argument-type]
+    record = LauncherRecord(ended_process(), ASKED, DeploymentKeys.new(), lives, specs, {})
+    left = LeftParts(record, running, is_other_version=True)  # pyrefly: ignore[bad-argument-type]
     kept = Commanded(left=left)
     kept.command = lambda: None
     kept.on_start = lambda _: stop() if kept.lives("jobs-0") == [1, 2] else None

@@ -20,9 +20,9 @@ from alignedserve.config.config import dump, load, parse
 from alignedserve.core import Role
 from alignedserve.launch import succession
 from alignedserve.launch.succession import (
-    Left,
-    Process,
-    Record,
+    LauncherRecord,
+    LeftParts,
+    LivingProcess,
     RecordFile,
     asks_the_same,
     inputs,
@@ -71,7 +71,7 @@ class APart:
         heard.close()
         pid = self.process.pid
         assert pid is not None
-        found = Process.of(pid)
+        found = LivingProcess.of(pid)
         assert found is not None
         self.found = found
 
@@ -116,23 +116,23 @@ def begin() -> Iterator[Callable[..., APart]]:
         part.process.join()
 
 
-def ended_process() -> Process:
+def ended_process() -> LivingProcess:
     process = FORKING.Process(target=int)
     process.start()
-    found = Process.of(process.pid or 0)
+    found = LivingProcess.of(process.pid or 0)
     process.join()
-    return found or Process(process.pid or 0, 1)
+    return found or LivingProcess(process.pid or 0, 1)
 
 
-def record_of(*parts: APart, launcher: Process | None = None) -> Record:
+def record_of(*parts: APart, launcher: LivingProcess | None = None) -> LauncherRecord:
     specs = tuple(part.spec for part in parts)
     lives = {spec.worker: Life(spec.worker, spec.acts_as, 3) for spec in specs}
     processes = {part.spec.name: part.found for part in parts}
-    return Record(launcher or ended_process(), ASKED, DeploymentKeys.new(), lives, specs, processes)
+    return LauncherRecord(launcher or ended_process(), ASKED, DeploymentKeys.new(), lives, specs, processes)
 
 
 def test_a_process_is_known_from_another_with_its_pid_later() -> None:
-    me = Process.of(os.getpid())
+    me = LivingProcess.of(os.getpid())
     assert me is not None
     assert me.lives
     assert not replace(me, began=me.began + 1).lives
@@ -144,13 +144,13 @@ class TestParts:
         part = begin(spec_of("pool-0"))
         part.lose_launcher()
         for number in range(2):
-            left = Left.taken_over(record_of(part))
+            left = LeftParts.taken_over(record_of(part))
             process = left.processes["pool-0"]
             assert process.pid == part.process.pid
             with process.stdin:
                 process.stdin.write(f"settings {number}\n".encode())
             assert part.heard() == f"settings {number}"
-        Left.taken_over(record_of(part)).processes["pool-0"].terminate()
+        LeftParts.taken_over(record_of(part)).processes["pool-0"].terminate()
         assert part.exit_code == -signal.SIGTERM
 
     @pytest.mark.parametrize(("outlive_s", "where"), [(0.0, ""), (0.05, ""), (LONG_S, "/long" * 30)])
@@ -166,7 +166,7 @@ class TestParts:
     def test_the_end_of_a_part_is_heard_though_it_is_no_child(self, begin: Callable[..., APart]) -> None:
         part = begin(spec_of("pool-0"))
         part.lose_launcher()
-        process = Left.taken_over(record_of(part)).processes["pool-0"]
+        process = LeftParts.taken_over(record_of(part)).processes["pool-0"]
         ends = list[str]()
         waiting = threading.Thread(target=lambda: ends.append(process.wait()))
         waiting.start()
@@ -181,7 +181,7 @@ class TestParts:
     ) -> None:
         monkeypatch.setattr(succession, "LISTENS_S", 0.1)
         part = begin(spec_of("pool-0"), listens=False)
-        assert not Left.taken_over(record_of(part)).processes
+        assert not LeftParts.taken_over(record_of(part)).processes
         assert part.exit_code == -signal.SIGKILL
 
     def test_ranks_that_lack_another_are_ended(
@@ -193,14 +193,14 @@ class TestParts:
             part.lose_launcher()
         ranks[1].process.kill()
         ranks[1].process.join()
-        assert not Left.taken_over(record_of(*ranks)).processes
+        assert not LeftParts.taken_over(record_of(*ranks)).processes
         assert ranks[0].exit_code == -signal.SIGKILL
 
     def test_one_that_was_to_retire_is_ended(self, begin: Callable[..., APart]) -> None:
         leaves, stays = begin(spec_of("decode-1")), begin(spec_of("decode-0"))  # a fork keeps the pipes of those before
         stays.lose_launcher()
         record = record_of(stays, leaves)
-        assert Left.taken_over(replace(record, specs=record.specs[:1])).processes.keys() == {"decode-0"}
+        assert LeftParts.taken_over(replace(record, specs=record.specs[:1])).processes.keys() == {"decode-0"}
         assert leaves.exit_code == -signal.SIGKILL
 
 
@@ -212,7 +212,7 @@ class TestRecord:
         file.write(record := record_of(part))
         claimed = file.claim()
         assert claimed is not None
-        assert claimed.launcher == Process.of(os.getpid())
+        assert claimed.launcher == LivingProcess.of(os.getpid())
         assert claimed == replace(record, launcher=claimed.launcher)
         assert file.claim() is None, "this process lives"
         assert file.end_left() == 0
@@ -254,12 +254,12 @@ def test_the_next_launcher_keeps_lives_that_run_and_starts_the_others_anew() -> 
     config = load({"topology": "1+1"}, {}, None)
     specs = tuple(specs_of(config))
     lives = {spec.name: Life(spec.name, spec.acts_as, 4) for spec in specs}
-    record = Record(ended_process(), ASKED, keys := DeploymentKeys.new(), lives, specs, {})
+    record = LauncherRecord(ended_process(), ASKED, keys := DeploymentKeys.new(), lives, specs, {})
     running: Mapping[str, object] = dict.fromkeys(name for name in lives if name != "decode-0")
     kept = ScriptedDeployment(
         config,
         lambda _, spec: signal.raise_signal(signal.SIGTERM) if spec.name == "jobs-0" else None,
-        Left(record, running),  # pyrefly: ignore[bad-argument-type]  # it starts nothing
+        LeftParts(record, running),  # pyrefly: ignore[bad-argument-type]  # it starts nothing
     )
     kept.run()
     assert {spec.name: spec.incarnation for spec in kept.started} == dict.fromkeys(lives, 4) | {"decode-0": 5}
@@ -274,7 +274,7 @@ def test_the_next_launcher_of_a_deployment_that_has_served_does_not_end_it_for_d
     config = load({"topology": "1+1"}, {}, None)
     specs = tuple(specs_of(config))
     lives = {spec.name: Life(spec.name, spec.acts_as, 4) for spec in specs}
-    record = Record(ended_process(), ASKED, DeploymentKeys.new(), lives, specs, {}, has_served=has_served)
+    record = LauncherRecord(ended_process(), ASKED, DeploymentKeys.new(), lives, specs, {}, has_served=has_served)
 
     def on_start(kept: ScriptedDeployment, spec: PartSpec) -> None:
         if spec.name == "router":
@@ -282,7 +282,7 @@ def test_the_next_launcher_of_a_deployment_that_has_served_does_not_end_it_for_d
         if kept.lives("router")[-1:] == [9]:
             signal.raise_signal(signal.SIGTERM)
 
-    assert ScriptedDeployment(config, on_start, Left(record, {})).run() == code
+    assert ScriptedDeployment(config, on_start, LeftParts(record, {})).run() == code
 
 
 def test_a_record_says_whether_the_deployment_has_served() -> None:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from alignedserve.policies.guard import MOST_WASTED_S, Failures, Guard, NoAnswer, PolicyFailure, told
+from alignedserve.policies.guard import MOST_WASTED_S, Failures, Guard, PolicyFailure, PolicyOverdue, told
 from alignedserve.policies.kinds import (
     AdmissionPolicy,
     NewRequest,
@@ -175,7 +175,7 @@ class Busy(OrderPolicy):
                 self.turns += 1
                 for number in range(50):
                     told(ValueError(number), "nowhere")
-        except NoAnswer as error:
+        except PolicyOverdue as error:
             self.ended_in = extract_tb(error.__traceback__)[-1].filename
             raise
 
@@ -190,7 +190,7 @@ def test_a_policy_is_ended_in_its_own_lines_and_not_in_ours(monkeypatch: pytest.
 
 _PROFILED = """
 import sys
-from alignedserve.policies.guard import NoAnswer
+from alignedserve.policies.guard import PolicyOverdue
 from alignedserve.shell import answer_limit
 
 turns = 0
@@ -203,7 +203,7 @@ for _ in range(3):
         with limit:
             while True:
                 turns += 1
-    except NoAnswer:
+    except PolicyOverdue:
         pass
 sys.setprofile(lambda *_: None)
 print((lambda: "called")())

@@ -16,7 +16,7 @@ import torch
 
 from alignedserve.architectures.model_source import resolve
 from alignedserve.engine.engine import Engine
-from alignedserve.lab.benchmarks.accuracy import FORMS, Model, expand, published
+from alignedserve.lab.benchmarks.accuracy import FORMS, ReferenceModel, expand, published
 from alignedserve.text.text_model import TextModel
 from tests.conftest import SOAK
 from tests.real_models.answers import is_kept
@@ -106,7 +106,7 @@ class Forms:
     """The model in one form at a time: each takes memory, and seconds to make."""
 
     def __init__(self, real: Real) -> None:
-        self.model = Model("smollm2", real.file, real.scratch, TOKENS_OF_TEXT)
+        self.model = ReferenceModel("smollm2", real.file, real.scratch, TOKENS_OF_TEXT)
         vars(self.model)["network"] = real.reference  # which takes ten seconds to read
         self.of = cache(lambda name: FORMS[name](name, self.model))
 

@@ -31,7 +31,7 @@ class _Coming:
     copy: int  # how often its window has come before
 
 
-class _Windows:
+class _TraceWindows:
     """Windows of equal length that fill a trace: the numbers of the requests of each."""
 
     def __init__(self, times: Sequence[float], about_s: float) -> None:
@@ -64,7 +64,7 @@ class _Windows:
 
 def check_window(times: Sequence[float], about_s: float | None) -> None:
     if about_s is not None:
-        _Windows(times, about_s)
+        _TraceWindows(times, about_s)
 
 
 def varied(stream: Stream, draw: Random) -> Stream:
@@ -72,7 +72,7 @@ def varied(stream: Stream, draw: Random) -> Stream:
     arrivals, lengths = stream.arrivals, stream.lengths
     if stream.window_s is None or not isinstance(arrivals, Recorded) or not isinstance(lengths, RecordedLengths):
         return stream
-    windows = _Windows(arrivals.times, stream.window_s)
+    windows = _TraceWindows(arrivals.times, stream.window_s)
     coming = windows.drawn(draw)
     return replace(
         stream,
@@ -83,7 +83,7 @@ def varied(stream: Stream, draw: Random) -> Stream:
     )
 
 
-def _blocks(blocks: Blocks, coming: Sequence[_Coming], windows: _Windows) -> Blocks:
+def _blocks(blocks: Blocks, coming: Sequence[_Coming], windows: _TraceWindows) -> Blocks:
     shared, step = windows.shared(blocks), 1 + max(block for prompt in blocks for block in prompt)
     return tuple(
         tuple(block if block in shared else block + request.copy * step for block in blocks[request.number])
