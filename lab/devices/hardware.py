@@ -29,7 +29,7 @@ from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.lab.devices import device_file, devices, gpu_truth, roofline
 from alignedserve.lab.devices.devices import Device
 from alignedserve.lab.devices.gpu_truth import GpuTruth
-from alignedserve.protocol.commands import CopyIn, CopyOut, SendKv
+from alignedserve.protocol.commands import Command, CopyIn, CopyOut, SendKv
 from alignedserve.scheduling.policy import Policy
 
 _GB = 1e9
@@ -78,35 +78,34 @@ class Hardware:
     def step(self, plan: StepPlan) -> float:
         return self.truth.seconds(plan)
 
-    def copy_out(self, command: CopyOut) -> float:
-        return self.links[Route.DEVICE_TO_ARENA].seconds((len(command.tokens) - command.start) * self.kv_bytes)
+    def work(self, command: Command) -> float:
+        """Return the time of a copy, or of other work that is no step; copies on the device itself take next to
+        nothing. A device measured alone sends through host memory."""
+        match command:
+            case CopyOut(tokens=tokens, start=start):
+                return self.links[Route.DEVICE_TO_ARENA].seconds((len(tokens) - start) * self.kv_bytes)
+            case CopyIn():
+                return self.links[Route.ARENA_TO_DEVICE].seconds(self._bytes_in(command))
+            case CopySlots(checkpoints=saved, restores=restored):
+                copies = ((Route.DEVICE_TO_ARENA, saved), (Route.ARENA_TO_DEVICE, restored))
+                return added(self.links[route].seconds(len(slots) * self.kv_bytes) for route, slots in copies if slots)
+            case FoldKv():
+                return 0.0
+            case ProjectKv():
+                return self.truth.hidden_token_s() * command.num_tokens
+            case CompressPage():
+                return self.page_size * self.kv_bytes / _COMPRESSED
+            case SendKv():
+                link = self.links.get(Route.DEVICE_TO_DEVICE) or self.links[Route.DEVICE_TO_ARENA]
+                return link.seconds(len(command.tokens) * self.kv_bytes)
+        raise TypeError(f"a worker cannot begin {command}")
 
-    def copy_in(self, command: CopyIn) -> float:
+    def _bytes_in(self, command: CopyIn) -> int:
         kv_bytes = (len(command.tokens) - command.start) * self.kv_bytes
         if self.extents is not None:
             num_int8 = sum(self.extents.kind_of(page) is PageKind.KV_INT8 for page in command.pages)
             kv_bytes -= round((1 - self.int8_in) * num_int8 * self.page_size * self.kv_bytes)
-        return self.links[Route.ARENA_TO_DEVICE].seconds(kv_bytes)
-
-    def copy_slots(self, command: CopySlots) -> float:
-        """Return the time of copies to and from the arena; copies on the device itself take next to nothing."""
-        copies = ((Route.DEVICE_TO_ARENA, command.checkpoints), (Route.ARENA_TO_DEVICE, command.restores))
-        return added(self.links[route].seconds(len(slots) * self.kv_bytes) for route, slots in copies if slots)
-
-    def fold(self, command: FoldKv) -> float:
-        """Return the time of copies on the device itself, which take next to nothing."""
-        return 0.0
-
-    def project(self, command: ProjectKv) -> float:
-        return self.truth.hidden_token_s() * command.num_tokens
-
-    def compress(self, command: CompressPage) -> float:
-        return self.page_size * self.kv_bytes / _COMPRESSED
-
-    def send(self, command: SendKv) -> float:
-        """Return the time to send KV to a device of the node; a device measured alone sends through host memory."""
-        link = self.links.get(Route.DEVICE_TO_DEVICE) or self.links[Route.DEVICE_TO_ARENA]
-        return link.seconds(len(command.tokens) * self.kv_bytes)
+        return kv_bytes
 
     @property
     def page_size(self) -> int:

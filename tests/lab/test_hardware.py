@@ -70,7 +70,7 @@ class TestKinds:
     DEVICE = PLAIN.divided(800, Policy(compression=Compression.AUTO))
 
     def copied(self, pages: tuple[int, ...], tokens: int) -> float:
-        return self.DEVICE.copy_in(CopyIn(1, "pool-0.1", pages, (), tuple(range(tokens))))
+        return self.DEVICE.work(CopyIn(1, "pool-0.1", pages, (), tuple(range(tokens))))
 
     def test_only_a_pool_that_compresses_is_cut_into_extents(self) -> None:
         assert self.PLAIN.divided(800, Policy()).extents is None
@@ -87,7 +87,7 @@ class TestKinds:
         assert mixed == pytest.approx((kv + compressed) / 2, rel=0.02)
 
     def test_to_compress_takes_time(self) -> None:
-        assert self.DEVICE.compress(CompressPage(1, "pool-0.1", 0, 900)) > self.copied((0,), self.DEVICE.page_size)
+        assert self.DEVICE.work(CompressPage(1, "pool-0.1", 0, 900)) > self.copied((0,), self.DEVICE.page_size)
 
 
 class TestBesideAHog:

@@ -52,19 +52,8 @@ class Timing(Protocol):
 
     def step(self, plan: StepPlan) -> float: ...
 
-    def copy_out(self, command: CopyOut) -> float: ...
-
-    def copy_in(self, command: CopyIn) -> float: ...
-
-    def copy_slots(self, command: CopySlots) -> float: ...
-
-    def fold(self, command: FoldKv) -> float: ...
-
-    def project(self, command: ProjectKv) -> float: ...
-
-    def compress(self, command: CompressPage) -> float: ...
-
-    def send(self, command: SendKv) -> float: ...
+    def work(self, command: Command) -> float:
+        """Return the time of work that is no step; raise a TypeError where no worker does it."""
 
 
 @dataclass(frozen=True)
@@ -85,26 +74,21 @@ class Costs:
         attended = self.prefix_token_s * prefixes + self.hidden_token_s * hidden
         return self.step_s + self.token_s * tokens + attended
 
-    def copy_out(self, command: CopyOut) -> float:
-        return self.page_s * len(command.pages)
-
-    def copy_in(self, command: CopyIn) -> float:
-        return self.page_s * len(command.pages)
-
-    def copy_slots(self, command: CopySlots) -> float:
-        return self.token_s * (len(command.checkpoints) + len(command.restores) + len(command.moves))
-
-    def fold(self, command: FoldKv) -> float:
-        return self.token_s * len(command.folds)
-
-    def project(self, command: ProjectKv) -> float:
-        return self.hidden_token_s * command.num_tokens
-
-    def compress(self, command: CompressPage) -> float:
-        return self.page_s
-
-    def send(self, command: SendKv) -> float:
-        return self.sent_token_s * len(command.tokens)
+    def work(self, command: Command) -> float:
+        match command:
+            case CopyOut() | CopyIn():
+                return self.page_s * len(command.pages)
+            case CopySlots():
+                return self.token_s * (len(command.checkpoints) + len(command.restores) + len(command.moves))
+            case FoldKv():
+                return self.token_s * len(command.folds)
+            case ProjectKv():
+                return self.hidden_token_s * command.num_tokens
+            case CompressPage():
+                return self.page_s
+            case SendKv():
+                return self.sent_token_s * len(command.tokens)
+        raise TypeError(f"a worker cannot begin {command}")
 
 
 @dataclass(frozen=True)
@@ -190,22 +174,7 @@ class ModelledHands:
 
     def begin(self, command: Command) -> float:
         """Return the seconds that the work takes."""
-        match command:
-            case RunStep(plan):
-                return self._timing.step(plan)
-            case CopyOut():
-                return self._timing.copy_out(command)
-            case CopyIn():
-                return self._timing.copy_in(command)
-            case CopySlots():
-                return self._timing.copy_slots(command)
-            case FoldKv():
-                return self._timing.fold(command)
-            case ProjectKv():
-                return self._timing.project(command)
-            case CompressPage():
-                return self._timing.compress(command)
-        raise TypeError(f"a worker cannot begin {command}")
+        return self._timing.step(command.plan) if isinstance(command, RunStep) else self._timing.work(command)
 
     def finish(self, command: Command, seconds: float) -> Event | None:
         match command:
@@ -233,7 +202,7 @@ class ModelledHands:
         self, command: SendKv | ReceiveKv, transfers: SimulatedTransfers, me: str, post: Callable[[Event], None]
     ) -> None:
         if isinstance(command, SendKv):
-            transfers.send(me, command, self._timing.send(command), self, post)
+            transfers.send(me, command, self._timing.work(command), self, post)
         else:
             transfers.receive(me, command, self, post)
 
