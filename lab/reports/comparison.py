@@ -129,7 +129,8 @@ def sweeps(runs: Sequence[TrialRun]) -> tuple[Sweep, ...]:
 
 def _sweep(preset: str, runs: Sequence[TrialRun]) -> Sweep:
     points = tuple(_point(rate, at_rate) for rate, at_rate in by_rate(runs) if rate is not None)
-    return Sweep(preset, points, tuple(effective_throughput(points, mark) for mark in MARKS))
+    attained = [(point.rate, point.attainment.mean) for point in points]
+    return Sweep(preset, points, tuple(effective_throughput(attained, mark) for mark in MARKS))
 
 
 def _point(rate: float, runs: Sequence[TrialRun]) -> SweepPoint:
@@ -140,21 +141,18 @@ def _point(rate: float, runs: Sequence[TrialRun]) -> SweepPoint:
     )
 
 
-def effective_throughput(points: Sequence[SweepPoint], mark: float) -> EffectiveThroughput:
-    attaining = [number for number, point in enumerate(points) if point.attainment.mean >= mark]
+def effective_throughput(attained: Sequence[tuple[float, float]], mark: float) -> EffectiveThroughput:
+    """Return the highest rate at the mark, from pairs of a rate and what is attained there, the lowest rate first."""
+    attaining = [number for number, (_, share) in enumerate(attained) if share >= mark]
     if not attaining:
         return EffectiveThroughput(mark, NOTHING)
-    last = points[attaining[-1]]
-    if last is points[-1]:
-        return EffectiveThroughput(mark, last.rate, is_lower_bound=True)
-    return EffectiveThroughput(mark, _crossing(last, points[attaining[-1] + 1], mark))
-
-
-def _crossing(above: SweepPoint, below: SweepPoint, mark: float) -> float:
-    fall = above.attainment.mean - below.attainment.mean
-    if fall != fall:
-        return above.rate
-    return above.rate + (below.rate - above.rate) * (above.attainment.mean - mark) / fall
+    rate, share = attained[attaining[-1]]
+    if attaining[-1] == len(attained) - 1:
+        return EffectiveThroughput(mark, rate, is_lower_bound=True)
+    next_rate, next_share = attained[attaining[-1] + 1]
+    fall = share - next_share
+    crossing = rate if fall != fall else rate + (next_rate - rate) * (share - mark) / fall
+    return EffectiveThroughput(mark, crossing)
 
 
 def sweep_table(found: Sequence[Sweep]) -> list[list[str]]:

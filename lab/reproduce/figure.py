@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 
-from alignedserve.lab.reports.comparison import Cell, SweepPoint, effective_throughput
+from alignedserve.lab.reports.comparison import Cell, effective_throughput
 from alignedserve.lab.reports.figure_rows import Better
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.loads.records.distribution import mean, ratio
@@ -228,10 +228,8 @@ class Cells:
     def crossing(self, label: str, mark: float) -> float:
         """Return the highest x at which the values, which fall along x, are still at the mark: Apt-Serve's effective
         throughput."""
-        points = [
-            SweepPoint(x, self.cell(label, x), Cell.from_values([0.0])) for x in self.xs if not isinstance(x, str)
-        ]
-        return effective_throughput(sorted(points, key=lambda point: point.rate), mark).rate
+        attained = sorted((x, self.at(label, x)) for x in self.xs if not isinstance(x, str))
+        return effective_throughput(attained, mark).rate
 
     def behind(self, label: str, kin: Sequence[str] = ()) -> dict[X, float]:
         """Return by which share the system is worse than the best of all others but its kin, where it is."""

@@ -15,7 +15,7 @@ import pytest
 from alignedserve.core import Slo, Usage
 from alignedserve.errors import SimulateError
 from alignedserve.lab.reports import plots
-from alignedserve.lab.reports.comparison import Cell, SweepPoint, compare, effective_throughput, sweeps
+from alignedserve.lab.reports.comparison import Cell, compare, effective_throughput, sweeps
 from alignedserve.lab.reports.figure_rows import COMPARED, NUMBERS, ROWS
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.report import comparison_text, document, requests_csv, runs_csv, steps_csv, summary
@@ -112,19 +112,15 @@ def test_presets_take_turns_in_going_first() -> None:
 # --- Sweeps
 
 
-def point(rate: float, attainment: float) -> SweepPoint:
-    return SweepPoint(rate, Cell(attainment, 0.0), Cell(0.0, 0.0))
-
-
 def test_effective_throughput_lies_on_the_line_between_two_measured_rates() -> None:
-    points = [point(1, 1.0), point(2, 0.95), point(4, 0.75), point(8, 0.35)]
+    points = [(1, 1.0), (2, 0.95), (4, 0.75), (8, 0.35)]
     assert effective_throughput(points, 0.9).rate == pytest.approx(2.5)
     assert effective_throughput(points, 0.6).rate == pytest.approx(5.5)
     assert not effective_throughput(points, 0.9).is_lower_bound
 
 
 def test_beyond_what_was_measured_there_is_a_bound_or_nothing() -> None:
-    points = [point(1, 0.8), point(2, 0.7)]
+    points = [(1, 0.8), (2, 0.7)]
     highest = effective_throughput(points, 0.6)
     assert (highest.rate, highest.is_lower_bound, str(highest)) == (2, True, "at least 2/s")
     assert isnan(effective_throughput(points, 0.9).rate)
