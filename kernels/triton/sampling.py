@@ -1,11 +1,19 @@
 """Draw tokens from logits, and log-probabilities, in Triton; drawing.py defines them. The CPU never waits.
 
-A program has a row, and never sorts it. Each token has a distance: how far its logit lies below the largest logit. A
-distance is a float that is not negative, so its bits as a whole number, its key, have the same order. A binary search
-among keys finds the least distance up to which there are k tokens, or a share of the weights, in about 20 passes over
-the row, which is in the cache by then. The first search finds the edge of what top-k and top-p keep, the second the
-distance of the drawn token; among tokens at the same distance, which weigh the same, the random number decides. Weights
-are relative to the largest, which is 1, and added up in fp64: the result of a row depends on no other row.
+A row is never sorted. Each token has a distance: how far its logit lies below the largest logit. A distance is a float
+that is not negative, so its bits as a whole number, its key, have the same order. What top-k and top-p keep ends at a
+key, and the drawn token is one of those at a key; among tokens at the same key, which weigh the same, the random number
+decides. Weights are relative to the largest, which is 1, and added up in fp64: the result of a row depends on no other
+row, nor on the order in which programs run.
+
+    _look    many programs a row: the largest logit of each part
+    _weigh   many programs a row, of rows that are not greedy: count and weight of the tokens up to each of 32 bounds
+    _draw    one program a row: finds between which two bounds a key lies, lists the tokens there, searches the list
+
+The bounds are even steps of distance up to 1.5 times the mean distance, so that of logits as models have them fewer
+than a tenth lie between two. More tokens than the list has room for are searched where they lie, in the row. So a row
+with top-k and top-p is read five times: twice by many programs and, in parts that have tokens between the bounds, once
+by one program for each key (top-k's, top-p's, the drawn one). One program alone would read it 20 to 30 times for each.
 """
 
 from __future__ import annotations
@@ -20,153 +28,322 @@ import triton.language as tl
 from alignedserve.core import Sampling
 from alignedserve.kernels.common.drawing import LEAST_TEMPERATURE, MOST_TEMPERATURE, NONE, Likeliest
 from alignedserve.kernels.common.placing import on_device
-from alignedserve.kernels.triton.launch import tuned
+from alignedserve.kernels.triton.launch import power_of_2, tuned
 
-_FARTHEST = tl.constexpr(0x7F7FFFFF)  # the key of the largest finite float; impossible tokens lie behind it
-_NO_LIMIT = tl.constexpr(0x7FFFFFFF)
+_FARTHEST = tl.constexpr(0x7F7FFFFF)  # the key of the largest finite float
+_NO_LIMIT = tl.constexpr(0x7FFFFFFF)  # the key of tokens that are not drawn: impossible, or without any weight
 _BELOW_ONE = tl.constexpr(1.0 - 2.0**-52)
 _NONE = tl.constexpr(NONE)
-# One program reads its whole row again and again: the more of it is in flight, the less each pass waits. Eight warps
-# have no registers for the larger block, and take half a minute to compile.
+_PART, _BOUNDS, _LISTED = 4096, 32, 16384  # tokens of a part; bounds of a row; tokens that its list has room for
+_MEANS = tl.constexpr(1.5)  # how far the bounds reach, in mean distances
+# One program reads its list or its row again and again: the more of it is in flight, the less each pass waits. Eight
+# warps have no registers for the largest block, and take half a minute to compile.
 _tuned = tuned([({"BLOCK": 4096}, (8, 16)), ({"BLOCK": 8192}, (16,))], key=["columns"], stages=(1,))
+_tuned_draw = tuned([({"BLOCK": 2048}, (8,)), ({"BLOCK": 4096}, (16,))], key=["columns"], stages=(1,))
 
 
 @triton.jit
-def _keys(logits, token, columns, largest):
-    """Return the keys of these tokens' distances; columns beyond the last are impossible tokens."""
-    x = tl.load(logits + token, mask=token < columns, other=-float("inf"))
-    return tl.abs(largest - x).to(tl.int32, bitcast=True)
+def _weight(key, temperature):
+    return tl.exp(-(key.to(tl.float32, bitcast=True) / temperature))
 
 
 @triton.jit
-def _weight(key, temperature, least):
-    weight = tl.exp(-(key.to(tl.float32, bitcast=True) / temperature))
-    return tl.where(weight < least, 0.0, weight)
+def _weighed(x, largest, temperature, least):
+    """Return the keys and the weights of these logits."""
+    key = tl.abs(largest - x).to(tl.int32, bitcast=True)
+    weight = _weight(key, temperature)
+    weight = tl.where(weight < least, 0.0, weight)
+    return tl.where((weight > 0.0) & (key <= _FARTHEST), key, _NO_LIMIT), weight
 
 
 @triton.jit
-def _up_to(logits, columns, largest, temperature, least, key, BLOCK: tl.constexpr):
-    """Return how many tokens have at most this key, and the sum of their weights."""
-    count = tl.zeros((BLOCK,), tl.int32)
-    total = tl.zeros((BLOCK,), tl.float64)
-    for first in range(0, columns, BLOCK):
-        keys = _keys(logits, first + tl.arange(0, BLOCK), columns, largest)
-        near = keys <= key
-        count += near.to(tl.int32)
-        total += tl.where(near, _weight(keys, temperature, least), 0.0).to(tl.float64)
-    return tl.sum(count, 0), tl.sum(total, 0)
+def _is_cut(wish, of_wish, columns):
+    """Return whether the row has a top-k or a top-p."""
+    top_k, top_p = tl.load(wish + of_wish), tl.load(wish + 2 * of_wish)
+    return ((top_k > 0.0) & (top_k < columns)) | (top_p < 1.0)
 
 
 @triton.jit
-def _around(logits, columns, largest, temperature, least, key, BLOCK: tl.constexpr):
-    """Return how many tokens have a smaller key, the sum of their weights, and how many have this key."""
-    count = tl.zeros((BLOCK,), tl.int32)
-    same = tl.zeros((BLOCK,), tl.int32)
-    total = tl.zeros((BLOCK,), tl.float64)
-    for first in range(0, columns, BLOCK):
-        keys = _keys(logits, first + tl.arange(0, BLOCK), columns, largest)
-        count += (keys < key).to(tl.int32)
-        same += (keys == key).to(tl.int32)
-        total += tl.where(keys < key, _weight(keys, temperature, least), 0.0).to(tl.float64)
-    return tl.sum(count, 0), tl.sum(total, 0), tl.sum(same, 0)
+def _look(logits, stride, columns, looks, tokens, PART: tl.constexpr):
+    """Write of each part the largest logit and its first token, NaN where a logit is NaN; and the sum of the finite
+    logits and their number."""
+    row, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    token = part * PART + tl.arange(0, PART)
+    x = tl.load(logits + row.to(tl.int64) * stride + token, mask=token < columns, other=-float("inf"))
+    odd = tl.max((x != x).to(tl.int32), 0)
+    x = tl.where(x == x, x, -float("inf"))
+    largest = tl.max(x, 0)
+    finite = tl.abs(x) < float("inf")
+    at, all_parts = row * parts + part, tl.num_programs(0) * parts
+    tl.store(looks + at, tl.where(odd != 0, float("nan"), largest))
+    tl.store(looks + all_parts + at, tl.sum(tl.where(finite, x, 0.0), 0))
+    tl.store(tokens + at, tl.min(tl.where(x == largest, token, _NO_LIMIT), 0))
+    tl.store(tokens + all_parts + at, tl.sum(finite.to(tl.int32), 0))
+
+
+@triton.jit(do_not_specialize=["of_wish"])  # the number of rows, which differs from step to step
+def _weigh(
+    logits,
+    stride,
+    columns,
+    wishes,
+    of_wish,
+    looks,
+    tokens,
+    bounds,
+    counts,
+    weights,
+    PARTS: tl.constexpr,
+    PART: tl.constexpr,
+    BOUNDS: tl.constexpr,
+):
+    """Write each row's bounds, and of each part the count and the weight of the tokens up to each bound; of a row that
+    is not cut only the last, which all tokens are up to."""
+    row, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    wish = wishes + row
+    temperature = tl.load(wish).to(tl.float32)
+    if temperature > 0.0:
+        each = tl.arange(0, PARTS)
+        at, there, all_parts = row * parts + each, each < parts, tl.num_programs(0) * parts
+        largest = tl.max(tl.load(looks + at, mask=there, other=-float("inf")), 0)
+        total = tl.sum(tl.load(looks + all_parts + at, mask=there, other=0.0), 0)
+        number = tl.sum(tl.load(tokens + all_parts + at, mask=there, other=0), 0)
+        step = (largest - total / number.to(tl.float32)) * (_MEANS / (BOUNDS - 1))
+        token = part * PART + tl.arange(0, PART)
+        x = tl.load(logits + row.to(tl.int64) * stride + token, mask=token < columns, other=-float("inf"))
+        keys, weight = _weighed(x, largest, temperature, tl.load(wish + 3 * of_wish).to(tl.float32))
+        weight = weight.to(tl.float64)
+        first = tl.where(_is_cut(wish, of_wish, columns), 0, BOUNDS - 1)
+        for bound in range(first, BOUNDS):
+            key = (step * (bound + 1)).to(tl.int32, bitcast=True)
+            key = tl.minimum(tl.maximum(key, 0), _FARTHEST)  # rounding may take it below 0, large numbers beyond
+            if bound == BOUNDS - 1:
+                key = key * 0 + _FARTHEST
+            up_to = keys <= key
+            to = (row * parts + part) * BOUNDS + bound
+            tl.store(counts + to, tl.sum(up_to.to(tl.int32), 0))
+            tl.store(weights + to, tl.sum(tl.where(up_to, weight, 0.0), 0))
+            if part == 0:
+                tl.store(bounds + row * BOUNDS + bound, key)
 
 
 @triton.jit
-def _next_key(logits, columns, largest, key, BLOCK: tl.constexpr):
-    """Return the least key above this key."""
-    least = tl.full((BLOCK,), _NO_LIMIT, tl.int32)
-    for first in range(0, columns, BLOCK):
-        keys = _keys(logits, first + tl.arange(0, BLOCK), columns, largest)
-        least = tl.minimum(least, tl.where(keys > key, keys, _NO_LIMIT))
-    return tl.min(least, 0)
+def _list(own, columns, counts, bound, start, stop, largest, temperature, least, listed, tokens, PART, BOUNDS, LISTED):
+    """List the logits and tokens with keys from above `start` to `stop`, which is this bound; return their number."""
+    number = bound * 0
+    tl.debug_barrier()  # all threads have read an earlier list
+    for first in range(0, columns, PART):
+        of_part = counts + first // PART * BOUNDS + bound
+        if tl.load(of_part) > tl.load(of_part - 1, mask=bound > 0, other=0):
+            token = first + tl.arange(0, PART)
+            x = tl.load(own + token, mask=token < columns, other=-float("inf"))
+            keys, _ = _weighed(x, largest, temperature, least)
+            here = (keys > start) & (keys <= stop)
+            place = number + tl.cumsum(here.to(tl.int32), 0) - 1
+            tl.store(listed + place, x, mask=here & (place < LISTED))
+            tl.store(tokens + place, token, mask=here & (place < LISTED))
+            number += tl.sum(here.to(tl.int32), 0)
+    tl.debug_barrier()  # all threads have written this list
+    return tl.minimum(number, LISTED)
 
 
 @triton.jit
-def _search(logits, columns, largest, temperature, least, high, most, reach, beyond, BLOCK: tl.constexpr):
-    """Return the least key up to which there are `most` tokens, or weights that come to `reach` or go `beyond`; `high`
-    where there is no smaller key."""
-    low = high * 0 - 1
-    up_to_low = high * 0
-    up_to_high = high * 0 + _NO_LIMIT
-    while (high - low > 1) & (up_to_high - up_to_low > 1):
-        middle = low + (high - low) // 2
-        count, total = _up_to(logits, columns, largest, temperature, least, middle, BLOCK)
-        enough = (count >= most) | (total >= reach) | (total > beyond)
-        low = tl.where(enough, low, middle)
-        up_to_low = tl.where(enough, up_to_low, count)
-        high = tl.where(enough, middle, high)
-        up_to_high = tl.where(enough, count, up_to_high)
-    return tl.minimum(high, _next_key(logits, columns, largest, low, BLOCK))
-
-
-@triton.jit
-def _of_best(logits, columns, largest, temperature, least, top_k, top_p, number, BLOCK: tl.constexpr):
-    """Return a token of those that top-k and top-p keep: all nearer than the edge, and the first tokens at the edge."""
-    most = tl.where(top_k > 0, tl.minimum(top_k, columns), columns)
-    edge = tl.program_id(0) * 0 + _FARTHEST
-    if most < columns:
-        edge = _search(logits, columns, largest, temperature, least, edge, most, float("inf"), float("inf"), BLOCK)
-    fewer, before, same = _around(logits, columns, largest, temperature, least, edge, BLOCK)
-    kept = tl.minimum(most - fewer, same)
-    each = _weight(edge, temperature, least).to(tl.float64)
-    if top_p < 1.0:
-        needed = top_p * (before + kept * each)
-        nearer = _search(logits, columns, largest, temperature, least, edge, _NO_LIMIT, needed, float("inf"), BLOCK)
-        fewer, before, same = _around(logits, columns, largest, temperature, least, nearer, BLOCK)
-        same = tl.where(nearer == edge, kept, same)
-        each = _weight(nearer, temperature, least).to(tl.float64)
-        wanted = tl.where(each > 0.0, (needed - before) / tl.where(each > 0.0, each, 1.0), same.to(tl.float64))
-        wanted = tl.minimum(tl.maximum(wanted, 0.0), same.to(tl.float64))
-        whole = wanted.to(tl.int32)
-        kept = tl.minimum(tl.maximum(whole + (whole < wanted).to(tl.int32), 1), same)
-        edge = nearer
-    total = before + kept * each
-    target = tl.minimum(number * total, total * _BELOW_ONE)
-    at = _search(logits, columns, largest, temperature, least, edge, _NO_LIMIT, float("inf"), target, BLOCK)
-    fewer, before, same = _around(logits, columns, largest, temperature, least, at, BLOCK)
-    same = tl.where(at == edge, kept, same)
-    each = _weight(at, temperature, least).to(tl.float64)
-    index = tl.where(each > 0.0, (target - before) / tl.where(each > 0.0, each, 1.0), 0.0)
-    index = tl.minimum(tl.maximum(index, 0.0), (same - 1).to(tl.float64)).to(tl.int32)
+def _of_best(
+    own,
+    columns,
+    wish,
+    of_wish,
+    largest,
+    temperature,
+    least,
+    bounds,
+    counts,
+    weights,
+    parts,
+    listed,
+    listed_tokens,
+    PARTS: tl.constexpr,
+    PART: tl.constexpr,
+    BOUNDS: tl.constexpr,
+    LISTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Return a token of those that top-k and top-p keep: all nearer than a key, and the first tokens with this key."""
+    top_k, top_p = tl.load(wish + of_wish).to(tl.int32), tl.load(wish + 2 * of_wish)
+    bound, part = tl.arange(0, BOUNDS), tl.arange(0, PARTS)
+    cell, there = part[:, None] * BOUNDS + bound[None, :], part[:, None] < parts
+    keys_of = tl.load(bounds + bound)
+    counts_to = tl.sum(tl.load(counts + cell, mask=there, other=0), 0)
+    weights_to = tl.sum(tl.load(weights + cell, mask=there, other=0.0), 0)
+    kept = tl.max(counts_to, 0)
+    whole = tl.max(weights_to, 0)
+    key = kept * 0
+    place = kept * 0
+    source = own
+    length = kept * 0 + columns
+    is_listed = kept < 0
+    for step in range(3):  # where top-k ends, where top-p ends, and the drawn token
+        if (step == 2) | ((step == 1) & (top_p < 1.0)) | ((step == 0) & (top_k > 0) & (top_k < kept)):
+            # The least key up to which there are `most` tokens, or weights that come to `reach` or go `beyond`.
+            most = tl.where(step == 0, top_k, kept)
+            reach = tl.where(step == 1, top_p * whole, float("inf"))
+            target = tl.minimum(tl.load(wish + 4 * of_wish) * whole, whole * _BELOW_ONE)
+            beyond = tl.where(step == 2, target, float("inf"))
+            enough = (counts_to >= most) | (weights_to >= reach) | (weights_to > beyond)
+            within = tl.min(tl.where(enough, bound, BOUNDS - 1), 0)
+            start = tl.max(tl.where(bound < within, keys_of, -1), 0)
+            stop = tl.max(tl.where(bound <= within, keys_of, -1), 0)
+            fewer = tl.max(tl.where(bound < within, counts_to, 0), 0)
+            before = tl.max(tl.where(bound < within, weights_to, 0.0), 0)
+            is_listed = tl.max(tl.where(bound <= within, counts_to, 0), 0) - fewer <= LISTED
+            if is_listed:
+                source = listed
+                length = _list(
+                    *(own, columns, counts, within, start, stop, largest, temperature, least, listed, listed_tokens),
+                    *(PART, BOUNDS, LISTED),
+                )
+            else:
+                source = own
+                length = kept * 0 + columns
+            low = start
+            key = stop
+            while key - low > 1:
+                middle = low + (key - low) // 2
+                count = tl.zeros((BLOCK,), tl.int32)
+                total = tl.zeros((BLOCK,), tl.float64)
+                last = tl.zeros((BLOCK,), tl.int32) - 1
+                following = tl.full((BLOCK,), _NO_LIMIT, tl.int32)
+                for first in range(0, length, BLOCK):
+                    at = first + tl.arange(0, BLOCK)
+                    x = tl.load(source + at, mask=at < length, other=-float("inf"))
+                    keys, weight = _weighed(x, largest, temperature, least)
+                    near = (keys > start) & (keys <= middle)
+                    count += near.to(tl.int32)
+                    total += tl.where(near, weight, 0.0).to(tl.float64)
+                    last = tl.maximum(last, tl.where(near, keys, -1))
+                    following = tl.minimum(following, tl.where(keys > middle, keys, _NO_LIMIT))
+                up_to, last_key, next_key = before + tl.sum(total, 0), tl.max(last, 0), tl.min(following, 0)
+                is_enough = (fewer + tl.sum(count, 0) >= most) | (up_to >= reach) | (up_to > beyond)
+                is_last = next_key > stop  # adding in another order fell short: the last key is taken
+                low = tl.where(is_enough, low, tl.where(is_last, last_key, next_key) - 1)
+                key = tl.where(is_enough | is_last, last_key, key)
+            count = tl.zeros((BLOCK,), tl.int32)
+            same = tl.zeros((BLOCK,), tl.int32)
+            total = tl.zeros((BLOCK,), tl.float64)
+            for first in range(0, length, BLOCK):
+                at = first + tl.arange(0, BLOCK)
+                x = tl.load(source + at, mask=at < length, other=-float("inf"))
+                keys, weight = _weighed(x, largest, temperature, least)
+                near = (keys > start) & (keys < key)
+                count += near.to(tl.int32)
+                same += (keys == key).to(tl.int32)
+                total += tl.where(near, weight, 0.0).to(tl.float64)
+            fewer += tl.sum(count, 0)
+            before += tl.sum(total, 0)
+            # Of the tokens with this key: how many of them are kept, or the place of the drawn one.
+            number = tl.minimum(tl.sum(same, 0), most - fewer)
+            each = _weight(key, temperature).to(tl.float64)
+            wanted = (tl.where(step == 2, beyond, reach) - before) / each
+            wanted = tl.minimum(tl.maximum(wanted, 0.0), number.to(tl.float64))
+            place = tl.minimum(wanted.to(tl.int32), number - 1)
+            number = tl.minimum(tl.maximum(place + (place < wanted).to(tl.int32), 1), number)
+            kept = fewer + number
+            whole = before + number * each
 
     chosen = tl.full((BLOCK,), -1, tl.int32)
-    seen = tl.program_id(0) * 0
-    for first in range(0, columns, BLOCK):
-        token = first + tl.arange(0, BLOCK)
-        here = (_keys(logits, token, columns, largest) == at).to(tl.int32)
-        place = seen + tl.cumsum(here, 0) - 1
-        chosen = tl.maximum(chosen, tl.where((here == 1) & (place == index), token, -1))
+    seen = place * 0
+    for first in range(0, length, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        keys, _ = _weighed(tl.load(source + at, mask=at < length, other=-float("inf")), largest, temperature, least)
+        here = (keys == key).to(tl.int32)
+        chosen = tl.maximum(chosen, tl.where((here == 1) & (seen + tl.cumsum(here, 0) - 1 == place), at, -1))
         seen += tl.sum(here, 0)
-    return tl.max(chosen, 0)
+    token = tl.max(chosen, 0)
+    return tl.load(listed_tokens + token, mask=is_listed & (token >= 0), other=token)
 
 
 @triton.jit
-def _of_all(logits, columns, largest, temperature, least, number, BLOCK: tl.constexpr):
+def _of_all(
+    own,
+    columns,
+    number,
+    largest,
+    temperature,
+    least,
+    weights,
+    parts,
+    PARTS: tl.constexpr,
+    PART: tl.constexpr,
+    BOUNDS: tl.constexpr,
+):
     """Return a token of all, in token order: where the sum of weights passes the random number's share."""
-    _, total = _up_to(logits, columns, largest, temperature, least, _FARTHEST, BLOCK)
+    part = tl.arange(0, PARTS)
+    weight = tl.load(weights + part * BOUNDS + BOUNDS - 1, mask=part < parts, other=0.0)
+    reached = tl.cumsum(weight, 0)
+    total = tl.max(reached, 0)
     target = tl.minimum(number * total, total * _BELOW_ONE)
-    before = total * 0.0
-    begin = tl.program_id(0) * 0 - 1
-    already = before
-    last = tl.program_id(0) * 0
-    for first in range(0, columns, BLOCK):
-        keys = _keys(logits, first + tl.arange(0, BLOCK), columns, largest)
-        here = tl.sum(_weight(keys, temperature, least).to(tl.float64), 0)
-        last = tl.where(here > 0.0, first, last)
-        passed = (before + here > target) & (begin < 0)
-        begin = tl.where(passed, first, begin)
-        already = tl.where(passed, before, already)
-        before += here
+    its = tl.min(tl.where((weight > 0.0) & (reached > target), part, _NO_LIMIT), 0)
+    its = tl.minimum(its, tl.max(tl.where(weight > 0.0, part, 0), 0))
+    already = tl.max(tl.where(part < its, reached, 0.0), 0)
+    token = its * PART + tl.arange(0, PART)
+    x = tl.load(own + token, mask=token < columns, other=-float("inf"))
+    keys, weight = _weighed(x, largest, temperature, least)
+    reached = already + tl.cumsum(weight.to(tl.float64), 0)
     # Adding in another order may end a little below the target: then the last token with any weight is drawn.
-    fallen_short = begin < 0
-    begin = tl.where(fallen_short, last, begin)
-    token = begin + tl.arange(0, BLOCK)
-    weight = _weight(_keys(logits, token, columns, largest), temperature, least).to(tl.float64)
-    reached = already + tl.cumsum(weight, 0)
-    passes = (weight > 0.0) & (reached > target) & (fallen_short == 0)
-    first_that_passes = tl.min(tl.where(passes, token, _NO_LIMIT), 0)
-    last_of_all = tl.max(tl.where(weight > 0.0, token, -1), 0)
-    return tl.where(first_that_passes == _NO_LIMIT, last_of_all, first_that_passes)
+    first = tl.min(tl.where((keys < _NO_LIMIT) & (reached > target), token, _NO_LIMIT), 0)
+    last = tl.max(tl.where(keys < _NO_LIMIT, token, -1), 0)
+    return tl.where(first == _NO_LIMIT, last, first)
+
+
+@_tuned_draw
+@triton.jit(do_not_specialize=["of_wish"])
+def _draw(
+    logits,
+    stride,
+    columns,
+    wishes,
+    of_wish,
+    looks,
+    tokens,
+    bounds,
+    counts,
+    weights,
+    listed,
+    listed_tokens,
+    out,
+    PARTS: tl.constexpr,
+    PART: tl.constexpr,
+    BOUNDS: tl.constexpr,
+    LISTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    parts = (columns + PART - 1) // PART
+    part = tl.arange(0, PARTS)
+    of_parts = tl.load(looks + row * parts + part, mask=part < parts, other=-float("inf"))
+    odd = tl.max((of_parts != of_parts).to(tl.int32), 0)
+    largest = tl.max(tl.where(of_parts == of_parts, of_parts, -float("inf")), 0)
+    first = tl.load(tokens + row * parts + part, mask=part < parts, other=_NO_LIMIT)
+    token = tl.min(tl.where(of_parts == largest, first, _NO_LIMIT), 0)
+    if (odd != 0) | (tl.abs(largest) == float("inf")):
+        token = row * 0 + _NONE
+    else:
+        wish = wishes + row
+        temperature = tl.load(wish).to(tl.float32)
+        if temperature > 0.0:
+            own = logits + row.to(tl.int64) * stride
+            least = tl.load(wish + 3 * of_wish).to(tl.float32)
+            weights += row * parts * BOUNDS
+            if _is_cut(wish, of_wish, columns):
+                token = _of_best(
+                    *(own, columns, wish, of_wish, largest, temperature, least),
+                    *(bounds + row * BOUNDS, counts + row * parts * BOUNDS, weights, parts),
+                    *(listed + row * LISTED, listed_tokens + row * LISTED, PARTS, PART, BOUNDS, LISTED, BLOCK),
+                )
+            else:
+                number = tl.load(wish + 4 * of_wish)
+                token = _of_all(own, columns, number, largest, temperature, least, weights, parts, PARTS, PART, BOUNDS)
+    tl.store(out + row, token.to(tl.int64))
 
 
 @triton.jit
@@ -182,41 +359,6 @@ def _best(logits, columns, below, after, BLOCK: tl.constexpr):
         at = tl.where(better, token, at)
     largest = tl.max(best, 0)
     return largest, tl.min(tl.where(best == largest, at, _NO_LIMIT), 0)
-
-
-@triton.jit
-def _any_odd(logits, columns, BLOCK: tl.constexpr):
-    """Return 1 where a logit is NaN, else 0."""
-    odd = tl.zeros((BLOCK,), tl.int32)
-    for first in range(0, columns, BLOCK):
-        token = first + tl.arange(0, BLOCK)
-        x = tl.load(logits + token, mask=token < columns, other=0.0)
-        odd = tl.maximum(odd, (x != x).to(tl.int32))
-    return tl.max(odd, 0)
-
-
-@_tuned
-@triton.jit(do_not_specialize=["of_wish"])  # the number of rows, which differs from step to step
-def _draw(logits, stride, columns, wishes, of_wish, out, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    own = logits + row.to(tl.int64) * stride
-    largest, token = _best(own, columns, float("inf"), -1, BLOCK)
-    odd = _any_odd(own, columns, BLOCK)
-    if (odd != 0) | (tl.abs(largest) == float("inf")):
-        token = tl.program_id(0) * 0 + _NONE
-    else:
-        wish = wishes + row
-        temperature = tl.load(wish).to(tl.float32)
-        if temperature > 0.0:
-            top_k = tl.load(wish + of_wish).to(tl.int32)
-            top_p = tl.load(wish + 2 * of_wish)
-            least = tl.load(wish + 3 * of_wish).to(tl.float32)
-            number = tl.load(wish + 4 * of_wish)
-            if ((top_k > 0) & (top_k < columns)) | (top_p < 1.0):
-                token = _of_best(own, columns, largest, temperature, least, top_k, top_p, number, BLOCK)
-            else:
-                token = _of_all(own, columns, largest, temperature, least, number, BLOCK)
-    tl.store(out + row, token.to(tl.int64))
 
 
 @_tuned
@@ -244,14 +386,27 @@ def _logprobs(logits, stride, columns, tokens, tops, of_token, likeliest, values
 class TritonSampling:
     def draw(self, logits: Tensor, wishes: Sequence[Sampling], numbers: Sequence[float]) -> Tensor:
         logits = _readable(logits)
-        tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
-        if len(tokens):
-            most = logits.shape[1]
-            rows = [(_usual(wish.temperature), min(wish.top_k, most), wish.top_p, wish.min_p) for wish in wishes]
-            table = torch.tensor([*zip(*rows, strict=True), numbers], dtype=torch.double)
-            on_there = on_device(table, logits.device)
-            _draw[(len(tokens),)](logits, logits.stride(0), most, on_there, len(tokens), tokens)
-        return tokens
+        rows, columns = logits.shape
+        out = torch.empty(rows, dtype=torch.long, device=logits.device)
+        if not rows:
+            return out
+        of_wishes = [(_usual(wish.temperature), min(wish.top_k, columns), wish.top_p, wish.min_p) for wish in wishes]
+        table = torch.tensor([*zip(*of_wishes, strict=True), numbers], dtype=torch.double)
+        read = (logits, logits.stride(0), columns, on_device(table, logits.device), rows)
+        parts = -(-columns // _PART)
+        sizes = {"PARTS": power_of_2(parts), "PART": _PART, "BOUNDS": _BOUNDS}
+        looks, tokens = logits.new_empty(2, rows, parts), out.new_empty(2, rows, parts, dtype=torch.int32)
+        _look[rows, parts](*read[:3], looks, tokens, PART=_PART)
+        is_weighed = any(wish.temperature > 0 for wish in wishes)
+        some = rows if is_weighed else 0
+        counts, bounds = tokens.new_empty(some, parts, _BOUNDS), tokens.new_empty(some, _BOUNDS)
+        weights = table.new_empty(some, parts, _BOUNDS, device=logits.device)
+        if is_weighed:
+            _weigh[rows, parts](*read, looks, tokens, bounds, counts, weights, **sizes)
+        listed, listed_tokens = looks.new_empty(some, _LISTED), tokens.new_empty(some, _LISTED)
+        whole = (looks, tokens, bounds, counts, weights, listed, listed_tokens, out)
+        _draw[(rows,)](*read, *whole, LISTED=_LISTED, **sizes)
+        return out
 
     def logprobs(self, logits: Tensor, tokens: Tensor, tops: Sequence[int]) -> Likeliest:
         logits = _readable(logits)

@@ -83,6 +83,9 @@ OF_EXPERT = {"owners": INT, "order": INT, "shares": FLOAT, "weights": LONG, "bia
 OF_EXPERT |= {"pairs": WHOLE, "limit": "fp32", "slope": "fp32", "x": "", "out": ""}
 ROUTE: dict[str, Any] = {"EXPERTS": 256, "ALL": 256, "TAKEN": 8, "GROUPS": 8, "TAKEN_GROUPS": 4}
 ROUTE |= {"SOFTMAX": False, "BIASED": True, "NORMALISED": True, "LEAST": 1e-20}
+WEIGH = {"PARTS": 32, "PART": 4096, "BOUNDS": 32}
+OF_DRAW = {"looks": FLOAT, "tokens": INT, "bounds": INT, "counts": INT, "weights": DOUBLE}
+OF_DRAW |= {"listed": FLOAT, "listed_tokens": INT}
 FP8, LEAST_OF_FP8 = "*fp8e4nv", 89  # 8-bit floats, and the compute capability from which on GPUs have them
 
 
@@ -143,7 +146,9 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
     summed = {"TAKEN": 8, "WEIGHS": True, "WIDTH": 1024}
     yield triton_experts._sum, summed, {"pairs": WHOLE, "made": FLOAT, "shares": FLOAT, "out": ""}
     for columns in ({}, ONE_COLUMN):
-        yield triton_sampling._draw, {"BLOCK": 4096} | columns, {"out": LONG}
+        yield triton_sampling._look, {"PART": 4096} | columns, OF_DRAW
+        yield triton_sampling._weigh, WEIGH | columns, OF_DRAW
+        yield triton_sampling._draw, WEIGH | {"LISTED": 16384, "BLOCK": 4096} | columns, OF_DRAW | {"out": LONG}
     yield triton_sampling._logprobs, {"BLOCK": 4096}, {"of_token": FLOAT}
 
 
@@ -161,7 +166,7 @@ def all_choices() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str], A
         (triton_attention._attend, attend | CHUNK | INT8, of_attend | OF_INT8),
         (triton_latent._attend_latent, LATENT | {"ROWS": 16}, latent),
         (triton_latent._attend_latent, LATENT | {"ROWS": 32}, latent),
-        (triton_sampling._draw, {}, {"out": LONG}),
+        (triton_sampling._draw, WEIGH | {"LISTED": 16384}, OF_DRAW | {"out": LONG}),
         (triton_sampling._logprobs, {}, {"of_token": FLOAT}),
     ]
     for rows in triton_products.TILE_ROWS:
@@ -219,7 +224,7 @@ def compiled(
 ) -> Any:
     function = function_of(kernel)
     kinds = {name: NAMED.get(name, WHOLE) for name in function.arg_names} | {
-        name: kind or f"*{dtype}" for name, kind in dtypes_of.items()
+        name: kind or f"*{dtype}" for name, kind in dtypes_of.items() if name in function.arg_names
     }
     source = ASTSource(
         function,

@@ -18,11 +18,13 @@ from alignedserve.engine.sampling.sampling import NextToken, Sampler
 from alignedserve.kernels.common import drawing
 from alignedserve.kernels.common.drawing import NONE, Likeliest
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.triton import sampling
 from alignedserve.kernels.triton.kernels import TritonKernels
 from alignedserve.kernels.triton.launch import interpreting
 from alignedserve.text.token_sets import pack_tokens
 from tests.conftest import SOAK
 from tests.kernels.samples import threads
+from tests.rare import rare
 
 KERNELS = TritonKernels()
 INF = math.inf
@@ -44,8 +46,8 @@ def one_thread() -> Iterator[None]:
 
 WISHES = st.builds(
     Sampling,
-    temperature=st.one_of(st.just(0.0), st.just(1.0), st.floats(1e-6, 50.0)),
-    top_k=st.one_of(st.just(0), st.integers(1, 60)),
+    temperature=st.one_of(st.sampled_from([0.0, 1.0, 1e-30, 1e38]), st.floats(1e-6, 50.0)),
+    top_k=st.one_of(st.sampled_from([0, 1]), st.integers(2, 60)),
     top_p=st.one_of(st.just(1.0), st.floats(1e-6, 1.0, exclude_max=True)),
     min_p=st.one_of(st.just(0.0), st.floats(0.0, 1.0)),
 )
@@ -54,12 +56,13 @@ NUMBERS = st.floats(0.0, 1.0, exclude_max=True)
 
 @st.composite
 def rows(draw: st.DrawFn) -> torch.Tensor:
-    """Draw peaked and flat rows, with many equal logits and impossible tokens."""
+    """Draw peaked and flat rows, with many equal logits, impossible tokens, and one that lies far below all others."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     columns = draw(st.sampled_from([1, 2, 7, 128, 300]))
     row = torch.randn(columns, generator=generator) * draw(st.sampled_from([0.0, 0.3, 2.0, 12.0]))
     row = row.bfloat16().float() if draw(st.booleans()) else row
-    row[torch.rand(columns, generator=generator) < draw(st.sampled_from([0.0, 0.0, 0.5]))] = -INF
+    row[-1] = draw(st.sampled_from([row[-1].item(), -1e4, -3e38]))
+    row[torch.rand(columns, generator=generator) < draw(st.sampled_from([0.0, 0.0, 0.5, 1.0]))] = -INF
     row[0] = 0.25  # at least one token is possible
     return row
 
@@ -79,16 +82,23 @@ def by_torch(row: torch.Tensor, wish: Sampling, number: float) -> set[int]:
     return set(tokens.tolist())
 
 
-@given(row=rows(), wishes=st.lists(st.tuples(WISHES, NUMBERS), min_size=1, max_size=4))
+@given(row=rows(), wishes=st.lists(st.tuples(WISHES, NUMBERS), min_size=1, max_size=4), many_parts=st.booleans())
 @few
-def test_each_way_of_drawing_draws_what_torch_draws(row: torch.Tensor, wishes: list[tuple[Sampling, float]]) -> None:
-    got = KERNELS.draw(row.repeat(len(wishes), 1), [wish for wish, _ in wishes], [number for _, number in wishes])
+def test_each_way_of_drawing_draws_what_torch_draws(
+    row: torch.Tensor, wishes: list[tuple[Sampling, float]], many_parts: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if many_parts:  # and a list with room for few, so that rows are searched too
+            for name, size in (("_PART", 16), ("_BOUNDS", 4), ("_LISTED", 4)):
+                patch.setattr(sampling, name, size)
+        got = KERNELS.draw(row.repeat(len(wishes), 1), [wish for wish, _ in wishes], [number for _, number in wishes])
     for token, (wish, number) in zip(got.tolist(), wishes, strict=True):
         assert token in by_torch(row, wish, number), (wish, number)
 
 
-def test_usual_logits_are_drawn_from_alike() -> None:
-    """The vocabulary spans several blocks; here torch and Triton agree without exception."""
+@pytest.mark.parametrize("columns", [9_000, pytest.param(151_936, marks=rare)])
+def test_usual_logits_are_drawn_from_alike(columns: int) -> None:
+    """The vocabulary spans several parts; here torch and Triton agree without exception."""
     generator = torch.Generator().manual_seed(1)
     wishes = [
         Sampling(1.0),
@@ -98,7 +108,8 @@ def test_usual_logits_are_drawn_from_alike() -> None:
         Sampling(0.8, min_p=0.05),
     ]
     numbers = torch.rand(len(wishes), generator=generator, dtype=torch.double).tolist()
-    logits = 3 * torch.randn(len(wishes), 9000, generator=generator)
+    logits = 3 * torch.randn(len(wishes), columns, generator=generator)
+    logits[4, : columns // 2] = -INF
     assert KERNELS.draw(logits.clone(), wishes, numbers).tolist() == drawing.draw(logits, wishes, numbers).tolist()
 
 
@@ -109,6 +120,14 @@ def test_of_equal_tokens_the_number_tells_which() -> None:
     assert KERNELS.draw(logits, [Sampling(1.0, top_k=4)] * 3, numbers).tolist() == [0, 1, 3]
     assert KERNELS.draw(logits[1:], [Sampling(1.0, top_k=2**40)] * 2, numbers[1:]).tolist() == [3, 9]
     assert KERNELS.draw(logits, [Sampling(1.0, top_p=0.45)] * 3, numbers).tolist() == [0, 1, 4]
+
+
+def test_equal_logits_and_a_single_token_are_searched() -> None:
+    """All tokens lie at one key: more than the list has room for, or but one."""
+    equal = torch.full((2, 20_000), 7.3)
+    equal[1, torch.arange(20_000) != 12_345] = -INF
+    for wish, last in ((Sampling(1.0, top_p=0.5), 9_999), (Sampling(1.0, top_k=300), 299)):
+        assert KERNELS.draw(equal, [wish] * 2, [1 - 2**-53] * 2).tolist() == [last, 12_345]
 
 
 def test_what_cannot_be_is_not_drawn() -> None:
