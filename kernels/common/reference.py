@@ -32,6 +32,7 @@ from alignedserve.kernels.common.drawing import Likeliest
 from alignedserve.kernels.common.experts import ExpertWeights, add_experts, route
 from alignedserve.kernels.common.int8_kv import dequantise_vectors, heads_written, keeps_int8, quantise_vectors
 from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.quantised import AnyQuantised, Fp8Weight, PanelLinear, QuantisedLinear, QuantisedWeight
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans, TextRows
@@ -212,6 +213,11 @@ class Reference:
         return F.gelu(x)
 
     # --- From logits to tokens: drawing.py
+
+    def allow(self, logits: Tensor, rows: Sequence[int], masks: Sequence[Tensor]) -> None:
+        """Set to -inf, in each of these rows, the tokens that its mask forbids: [vocabulary] of bool, on the CPU."""
+        for row, mask in zip(rows, masks, strict=True):
+            logits[row].masked_fill_(~on_device(mask, logits.device), -torch.inf)
 
     def draw(self, logits: Tensor, wishes: Sequence[Sampling], numbers: Sequence[float]) -> Tensor:
         """Return a token of each row, [rows]; NONE where no token is possible. The logits are overwritten."""

@@ -150,6 +150,13 @@ def _levels(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     return mean
 
 
+def _allowed(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
+    """Return whether each token may come where two of three rows have a mask."""
+    logits, masks = made(3, 1001).float(), torch.arange(2 * 1001).view(2, 1001) % 3 == 0
+    kernels.allow(logits, [2, 0], [*masks])
+    return logits.isfinite()
+
+
 def _sampled(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     """Return tokens that are drawn in each way."""
     logits = 3 * made(len(_DRAWN), 1000).float()
@@ -251,6 +258,7 @@ _TRIALS: dict[str, Trial] = {
     "scatter": lambda kernels, made: _in_place(
         _cache(made)[None], lambda cache: kernels.scatter(cache, _AT, made(1, 2, 3, _SIZE))
     ),
+    "allow": _allowed,
     "draw": _sampled,
     "logprobs": _logprobs,
     "quantise": _levels,

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -383,7 +384,29 @@ def _logprobs(logits, stride, columns, tokens, tops, of_token, likeliest, values
     tl.store(counts + row, count.to(tl.int64))
 
 
+@triton.jit
+def _forbid(logits, stride, columns, words, width, PART: tl.constexpr):
+    """Set tokens without a bit to -inf; before the bits of a row stands its number."""
+    words += tl.program_id(0) * width
+    own = logits + tl.load(words).to(tl.int64) * stride
+    token = tl.program_id(1) * PART + tl.arange(0, PART)
+    there = token < columns
+    bit = tl.load(words + 1 + token // 32, mask=there, other=0) >> (token % 32) & 1
+    tl.store(own + token, tl.full((PART,), -float("inf"), tl.float32), mask=there & (bit == 0))
+
+
 class TritonSampling:
+    def allow(self, logits: Tensor, rows: Sequence[int], masks: Sequence[Tensor]) -> None:
+        columns = logits.shape[1]
+        words = np.zeros((len(rows), 1 + -(-columns // 32)), np.int32)
+        words[:, 0] = rows
+        for row, mask in zip(words, masks, strict=True):
+            bits = np.packbits(mask.numpy(), bitorder="little")
+            row[1:].view(np.uint8)[: len(bits)] = bits
+        there = on_device(torch.from_numpy(words), logits.device)
+        grid = len(rows), -(-columns // _PART)
+        _forbid[grid](logits, logits.stride(0), columns, there, words.shape[1], PART=_PART)
+
     def draw(self, logits: Tensor, wishes: Sequence[Sampling], numbers: Sequence[float]) -> Tensor:
         logits = _readable(logits)
         rows, columns = logits.shape

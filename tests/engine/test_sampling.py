@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from alignedserve.core import Choice, History, Sampling
 from alignedserve.engine.sampling import edits as of_edits
 from alignedserve.engine.sampling.edits import Edits, edit_logits
-from alignedserve.engine.sampling.sampling import _KEPT, NextToken, Sampler, uniform
+from alignedserve.engine.sampling.sampling import _KEPT, REFERENCE, NextToken, Sampler, uniform
 from alignedserve.text.token_sets import pack_tokens, unpack_tokens
 from tests.conftest import SOAK, examples
 
@@ -324,7 +324,7 @@ def test_edits_are_the_formulas(said: tuple[Sampling, tuple[int, ...], tuple[int
     expected = edited_plainly(logits[0].tolist(), sampling, prompt, output)
     edits = Edits(sampling, history, VOCABULARY)
     assert edits.follow(len(output), None)
-    edit_logits(logits, [0], [edits])
+    edit_logits(logits, [0], [edits], REFERENCE)
     torch.testing.assert_close(logits[0], torch.tensor(expected), rtol=1e-5, atol=1e-5)
 
 
@@ -356,7 +356,7 @@ def test_repetition_is_as_in_transformers(
     expected = transformers.RepetitionPenaltyLogitsProcessor(penalty)(ids, logits.clone())
     edits = Edits(Sampling(repetition_penalty=penalty, presence_penalty=1e-30), History((*prompt, 0), output, ()), 40)
     assert edits.follow(len(output), None)
-    edit_logits(logits, [0], [edits])
+    edit_logits(logits, [0], [edits], REFERENCE)
     torch.testing.assert_close(logits, expected)
 
 

@@ -146,6 +146,7 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
     summed = {"TAKEN": 8, "WEIGHS": True, "WIDTH": 1024}
     yield triton_experts._sum, summed, {"pairs": WHOLE, "made": FLOAT, "shares": FLOAT, "out": ""}
     for columns in ({}, ONE_COLUMN):
+        yield triton_sampling._forbid, {"PART": 4096} | columns, {"words": INT}
         yield triton_sampling._look, {"PART": 4096} | columns, OF_DRAW
         yield triton_sampling._weigh, WEIGH | columns, OF_DRAW
         yield triton_sampling._draw, WEIGH | {"LISTED": 16384, "BLOCK": 4096} | columns, OF_DRAW | {"out": LONG}

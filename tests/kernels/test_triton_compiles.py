@@ -42,7 +42,7 @@ def _compiled(options: str) -> list[dict[str, Any]]:
 @pytest.mark.skipif(not PTXAS.exists(), reason="this Triton brings no compiler for NVIDIA's GPUs")
 @pytest.mark.parametrize("arch", [80, 86, 90] if SOAK else [90])
 def test_kernels_compile_for_gpus(arch: int) -> None:
-    few = "--kernels _attend _look _weigh _draw _multiply _by_expert _route"
+    few = "--kernels _attend _forbid _look _weigh _draw _multiply _by_expert _route"
     told = _compiled(f"--archs {arch} {'--dtypes bf16 fp16 fp32' if SOAK else few}")
     further = (
         {

@@ -138,6 +138,16 @@ def test_what_cannot_be_is_not_drawn() -> None:
         assert drawn.tolist() == [*[NONE] * 3, 2, 2]
 
 
+@pytest.mark.parametrize("columns", [1, 31, 32, 5000])
+def test_tokens_that_masks_do_not_allow_are_impossible(columns: int) -> None:
+    logits, masks = torch.randn(4, columns), [torch.rand(columns) < share for share in (0.5, 0.0, 1.0)]
+    expected = logits.clone()
+    Reference().allow(expected, [3, 0, 2], masks)
+    KERNELS.allow(logits, [3, 0, 2], masks)
+    assert logits.equal(expected)
+    assert (logits[0] == -INF).all(), "nothing is allowed"
+
+
 @given(row=rows(), rows_beside=st.lists(rows(), min_size=1, max_size=1), wish=WISHES, number=NUMBERS)
 @few
 def test_a_token_does_not_depend_on_its_batch(

@@ -24,6 +24,7 @@ from alignedserve.core import History, Sampling
 from alignedserve.engine.sampling.grammar import AfterReasoning, Grammar, make_grammar
 from alignedserve.errors import PlanError
 from alignedserve.kernels.common.placing import on_device
+from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.text.syntax import Syntaxes
 from alignedserve.text.token_sets import unpack_tokens
 
@@ -114,12 +115,11 @@ class _Seen:
         self._room[1, place] += 1
 
 
-def edit_logits(logits: Tensor, rows: Sequence[int], edits: Sequence[Edits]) -> None:
+def edit_logits(logits: Tensor, rows: Sequence[int], edits: Sequence[Edits], kernels: Kernels) -> None:
     """Edit each of these rows in place by the edits of its request."""
     edited = [*zip(rows, edits, strict=True)]
-    for row, edit in edited:
-        if (mask := edit.mask) is not None:
-            logits[row].masked_fill_(~on_device(mask, logits.device), -torch.inf)
+    if masks := {row: mask for row, edit in edited if (mask := edit.mask) is not None}:
+        kernels.allow(logits, [*masks], [*masks.values()])
     flat = logits.view(-1)
     if biased := [(row, edit) for row, edit in edited if len(edit.bias)]:
         at, _ = _places(logits, [(row, edit.bias_tokens) for row, edit in biased])

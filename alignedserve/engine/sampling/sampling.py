@@ -151,7 +151,7 @@ class Sampler:
     def _edit(self, logits: Tensor, wanted: Sequence[NextToken]) -> None:
         coming = self._coming.pop(id(wanted), None)
         if edits := self._follow(wanted) if coming is None else coming[1].result():
-            edit_logits(logits, [*edits], [*edits.values()])
+            edit_logits(logits, [*edits], [*edits.values()], self._kernels)
 
     @torch.inference_mode()
     def _follow(self, wanted: Sequence[NextToken]) -> _RowEdits:
