@@ -89,6 +89,7 @@ STEPS = (
     Step("a", "right", tests("a", "tests/gpu/test_kernels.py", "tests/gpu/test_sampling.py", "tests/gpu/test_engine.py",
         "-k", "not quantised and not int8"), 110, "Tests of kernels and engines"),
     Step("a", "ceilings", gpu("gpu_ceilings", "ceilings"), 40, "What the GPU can do"),
+    Step("a", "draws", gpu("gpu_ceilings", "draws"), 40, "Tokens drawn from logits, and masks"),
     Step("a", "decode", gpu("gpu", "decode"), 80, "Decode steps of the 8B", DECODES),
     Step("a", "kernels", gpu("gpu", "kernels"), 40, "What a step's time goes to"),
     Step("a", "prompts", gpu("gpu", "prompts"), 50, "Prompts, alone and beside decodes", PROMPTS),

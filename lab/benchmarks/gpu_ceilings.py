@@ -5,8 +5,9 @@
     python -m lab.benchmarks.gpu_ceilings --model tiny          # tried on a CPU
 
 `ceilings` are copies, products, each layer of the model at some numbers of rows, read from memory each time, and what a
-launch costs. `attention` compares ours, over blocks of 16 tokens, with FlashAttention 3 on the same blocks where it is
-installed, and prompts with torch's own. `alignment` has few long requests among short.
+launch costs. `draws` are tokens drawn from logits, masks of grammars, and the head's logits in fp32 by one product.
+`attention` compares ours, over blocks of 16 tokens, with FlashAttention 3 on the same blocks where it is installed, and
+prompts with torch's own. `alignment` has few long requests among short.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from importlib import import_module
 import torch
 import torch.nn.functional as F
 
+from alignedserve.core import Sampling
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
@@ -41,9 +43,10 @@ from alignedserve.lab.benchmarks.common.gpu_shapes import (
 from alignedserve.lab.benchmarks.common.report import report
 from alignedserve.lab.devices.devices import Model
 
-PARTS = ("ceilings", "attention", "alignment")
+PARTS = ("ceilings", "draws", "attention", "alignment")
 ROWS = (1, 8, 32, 64, 128, 256)
 LAUNCHES = 363  # kernels in a captured step of the 8B
+DRAWN = {"greedy": Sampling(), "plain": Sampling(0.8), "top_p": Sampling(0.8, top_p=0.95), "top_k": Sampling(0.8, 50)}
 DECODES, CHUNKS = ((1, 1000), (32, 1000), (128, 1000), (16, 8000)), (2048, 8192)
 IS_DRY = DEVICE.type != "cuda"
 
@@ -86,6 +89,25 @@ def _layers(model: Model) -> Iterator[tuple[str, int, int]]:
     yield "gate_up", 2 * model.ffn_size, model.hidden_size
     yield "down", model.hidden_size, model.ffn_size
     yield "head", model.vocabulary, model.hidden_size
+
+
+def draws(model: Model) -> None:
+    """Time the kernels alone, masks with what the host does, for logits as a model has them and for flat ones."""
+    kernels, words = choose(DEVICE, torch.bfloat16).kernels, model.vocabulary
+    for rows in (1, 64, 256):
+        numbers, flat = [(row + 0.5) / rows for row in range(rows)], randn(rows, words).float()
+        for spread, name in ((3.0, ""), (0.5, "_flat")):
+            logits = flat * spread
+            for kind, sampling in DRAWN.items():
+                took = busy(partial(kernels.draw, logits, [sampling] * rows, numbers))
+                report(f"draw_{kind}{name}_rows_{rows}", took * 1e6, "us")
+        masks = [torch.rand(words) < 0.5 for _ in range(rows)]
+        report(f"masks_rows_{rows}", seconds(partial(kernels.allow, flat, range(rows), masks)) * 1e6, "us")
+    weight = randn(words, model.hidden_size).t()
+    for x in () if IS_DRY else (randn(rows, model.hidden_size) for rows in ROWS):  # torch has it on GPUs alone
+        took = replayed(partial(torch.mm, x, weight, out_dtype=torch.float32))
+        in_two = replayed(lambda x=x: torch.mm(x, weight).float())
+        report(f"head_in_fp32_rows_{len(x)}", took * 1e6, "us", baseline=in_two * 1e6)
 
 
 # --- Attention
@@ -195,7 +217,7 @@ class OneLibrary(Fastest):
         return self._name
 
 
-MEASURED = {"ceilings": ceilings, "attention": attention, "alignment": alignment}
+MEASURED = {"ceilings": ceilings, "draws": draws, "attention": attention, "alignment": alignment}
 
 
 def main() -> int:
