@@ -16,6 +16,21 @@ from alignedserve.kernels.common.placing import put
 Kept = TypeVar("Kept")
 
 
+# Blocks as arrays, by the id of their tuple: a request has the same tuple in all steps until it gets a block.
+_arrays: dict[int, tuple[tuple[int, ...], array[int]]] = {}
+_MOST_KEPT = 8  # for each request of a step
+
+
+def _array_of(blocks: Sequence[int]) -> array[int]:
+    if not isinstance(blocks, tuple):  # it may change
+        return array("i", blocks)
+    its, made = _arrays.get(id(blocks), (None, None))
+    if its is not blocks or made is None:
+        made = array("i", blocks)
+        _arrays[id(blocks)] = blocks, made
+    return made
+
+
 class Lie(NamedTuple):
     """The place of one request in a step: its queries are the last of its tokens."""
 
@@ -39,16 +54,18 @@ class Spans:
         self._kept: dict[Hashable, Any] = {}
         rows, starts = [0], [0]
         tokens: list[int] = []
-        blocks: list[int] = []
+        blocks = array("i")
         self._dropped: list[int] = []
         for queries, length, all_blocks, dropped in lies:
             rows.append(rows[-1] + queries)
             tokens.append(length)
             self._dropped.append(dropped)
-            blocks += all_blocks[: -(-length // block_size)]
+            blocks += _array_of(all_blocks)[: -(-length // block_size)]
             starts.append(len(blocks))
         self._rows, self._tokens, self._starts = (array("i", values) for values in (rows, tokens, starts))
-        self._blocks = array("i", blocks)
+        self._blocks = blocks
+        if len(_arrays) > _MOST_KEPT * (len(tokens) + _MOST_KEPT):
+            _arrays.clear()
 
     def __len__(self) -> int:
         return len(self._tokens)

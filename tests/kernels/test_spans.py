@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from alignedserve.kernels.common import spans
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
@@ -21,6 +22,18 @@ def test_k_slots_are_those_of_the_even_halves_in_the_order_of_the_blocks() -> No
 
 def test_a_block_that_is_filled_from_the_right_has_its_first_token_at_the_right_end() -> None:
     assert slots((1, ~0), 6, 4) == [8, 9, 10, 11, 3, 2]
+
+
+def test_blocks_are_those_of_now_whatever_was_there_before() -> None:
+    same, changed = (4, 7), [4, 7]
+    for _ in range(2):
+        assert slots(same, 2, 1) == [8, 14]
+    assert Spans([Lie(1, 2, changed)], 1).blocks.tolist() == [4, 7]
+    changed[1] = 9
+    assert Spans([Lie(1, 2, changed)], 1).blocks.tolist() == [4, 9]
+    for first in range(1000):  # tuples come and go, and so do their ids
+        assert Spans([Lie(1, 1, (first, first + 1))], 1).blocks.tolist() == [first]
+    assert len(spans._arrays) <= 100
 
 
 def test_a_window_or_a_stretch_says_which_token_a_query_sees_first() -> None:
