@@ -28,7 +28,7 @@ from alignedserve.engine.calibration import logits_of
 from alignedserve.engine.device import devices, large_pages
 from alignedserve.engine.device.devices import CPU, out_of_memory
 from alignedserve.engine.device.ranks import ALONE, RankLinks
-from alignedserve.engine.graphs import CAPTURED, STEP_BY_STEP, Capture, DecodeGraphs, places_for, sizes
+from alignedserve.engine.graphs import CAPTURED, STEP_BY_STEP, Capture, StepGraphs, places_for
 from alignedserve.engine.inputs import NOTHING, Before
 from alignedserve.engine.models.attention import KvAttention, attention_of
 from alignedserve.engine.models.encoder import Encoder
@@ -196,7 +196,7 @@ class Engine:
         """Make an empty device cache of `num_blocks` blocks; KV in the old cache and captured graphs are dropped."""
         self.num_blocks = num_blocks
         self.cache = self.new_cache(num_blocks + self.has_graphs)  # the last block is for padding rows (graphs.py)
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
         self._checker = Checker(self.config, num_blocks, self.block_size, lambda run: self.form.problem(run))
 
     def new_cache(self, num_blocks: int) -> Tensor:
@@ -247,20 +247,23 @@ class Engine:
             rehearse_experts(self._kernels, self._mixtures.values(), self.signs.advance)
 
     @torch.inference_mode()
-    def capture(self, most: int, capture: Capture, free: Callable[[], int], least: int) -> None:
-        """Capture decode steps of up to `most` requests, as long as `least` bytes are free."""
+    def capture(
+        self, most: int, capture: Capture, free: Callable[[], int], least: int, *, most_tokens: int = 0
+    ) -> None:
+        """Capture decode steps of up to `most` requests, and steps with prompts of up to `most_tokens` tokens, as long
+        as `least` bytes are free."""
         assert self.has_graphs, "there is no block for padding"
         scratch, captures, config = self.num_blocks, self._captures, self.config
         places = places_for(most, units_for(config.max_positions, self.block_size), self.num_blocks)
-        decode, words, block_size = self._decode, config.vocab_size, self.block_size
-        graphs = DecodeGraphs(most, words, decode, capture, block_size, places, scratch, self.device)
-        self.signs.stage(Stage.GRAPHS, len(sizes(most)))
+        forward, words, block_size = self._forward_captured, config.vocab_size, self.block_size
+        tokens = min(most_tokens, config.max_positions)  # padding is one chunk
+        graphs = StepGraphs(most, tokens, words, forward, capture, block_size, places, scratch, self.device)
+        self.signs.stage(Stage.GRAPHS, len(graphs))
         graphs.capture_all(free, least, self.signs.advance)
         if self._captures is captures:
             self._graphs = graphs
-            if left_out := [size for size in sizes(most) if size not in graphs.captured]:
-                listed = ", ".join(map(str, left_out))
-                fell_back(CAPTURED, f"there was too little memory for those of {listed} requests", STEP_BY_STEP)
+            if graphs.left_out:
+                fell_back(CAPTURED, f"there was too little memory for those of {graphs.left_out}", STEP_BY_STEP)
         else:  # attention failed, and torch took its place: it reads tables on the CPU, whose values a graph would keep
             fell_back(CAPTURED, str(self.why_no_graphs), STEP_BY_STEP)
 
@@ -386,9 +389,11 @@ class Engine:
         inputs = self._before.inputs(tokens, {first[request]: row for request, row in unread.items()})
         self._adapted.step = adapters = self.adapters.step(_rows_by_adapter(ordered, first))
         fold = self.config.fold if any(run.kv.dropped for run in runs) else None
-        is_plain = not plan.chunks and len(lies) == len(runs) and adapters is None and fold is None
+        wanted = rows_wanted(plan, [first[run.request] for run in runs])
+        counted = vectors.rows(first)
+        is_plain = len(lies) == len(runs) and adapters is None and fold is None and not counted
         if self._graphs is not None and is_plain:
-            logits = self._graphs.logits(lies, inputs)
+            logits = self._graphs.logits(lies, inputs, wanted)
             if logits is not None:
                 return logits
         spans = Spans(lies, self.block_size)
@@ -397,8 +402,6 @@ class Engine:
             attention = self._attention(ordered, spans, adapters)
         else:
             attention = FoldedAttention(ordered, self.cache, fold, self._kernels)
-        wanted = rows_wanted(plan, [first[run.request] for run in runs])
-        counted = vectors.rows(first)
         rows = None
         if counted or wanted != [*range(end)]:
             rows = on_device(torch.tensor(wanted + counted, dtype=torch.long), self.device)
@@ -419,11 +422,10 @@ class Engine:
         for_kv = KvAttention(self.cache, spans, self._kernels) if len(spans) else None
         return self.form.attention(for_kv, spans.num_rows, others, self.cache)
 
-    def _decode(self, tokens: Tensor, spans: StaticSpans) -> Tensor:
-        """Return the logits of a decode step without adapters: one token per request."""
+    def _forward_captured(self, tokens: Tensor, spans: StaticSpans, rows: Tensor | None) -> Tensor:
+        """Return the logits of a step without adapters."""
         self._adapted.step = None
-        attention = attention_of(spans, self.cache, self._kernels)
-        return self._model.forward(tokens, spans.positions, None, attention)
+        return self._model.forward(tokens, spans.positions, rows, attention_of(spans, self.cache, self._kernels))
 
     @torch.inference_mode()
     def fold(self, folds: Sequence[Sequence[int]]) -> None:

@@ -1,17 +1,19 @@
-"""Decode steps of some batch sizes, captured once each and then replayed: the host launches one graph, not hundreds of
-kernels.
+"""Steps of some sizes, captured once each and then replayed: the host launches one graph, not hundreds of kernels.
 
-A captured step reads and writes the same memory each time. So there is one graph for each of some batch sizes, with its
-own buffers for tokens, positions and tables; a step of another size runs in the next larger graph. The rows left over
-are padding, each a request of one token: K and V go to the scratch block, which belongs to no request, and nothing
-reads the logits. All graphs put their logits in one buffer and find their blocks in one table; nothing
-else of a graph outlives its replay, so all of them share the memory in which they compute.
+A captured step reads and writes the same memory each time. So there is one graph for each of some sizes, with its own
+buffers for tokens, positions and tables; a step of another size runs in the next larger graph. Steps of decodes alone
+have sizes of their own, and steps with prompts others; the rows left over are padding. K and V of these rows go to the
+scratch block, which belongs to no request, and nothing reads the logits. All graphs put their logits in one buffer and
+find their blocks in one table; nothing else of a graph outlives its replay, so all of them share the memory in which
+they compute.
 
 The table has a place for each block of each request, so that requests which share a beginning fit too: 2 MB for 256
 requests of 2,048 blocks. A step that has more blocks than there are places runs kernel by kernel.
 
-    step of 5 decodes ─▶ size 8:   r r r r r p p p ──▶ logits of the first five
-                                   └ own slots ┘ └ scratch
+    step of 5 decodes ───────────▶ size 8:   r r r r r p p p ──▶ logits of the first five
+                                             └ own slots ┘ └ scratch: three requests of one token
+    and with 8 tokens of a prompt ▶ size 16: r r r r r c c c c c c c c p p p ──▶ logits of the rows that are wanted
+                                                                       └ scratch: a chunk of three tokens
 
 Which pieces of attention run side by side differs from step to step: a graph has the largest possible number of pieces,
 and those that a step does not need do nothing (kernels/triton/pieces.py).
@@ -33,27 +35,37 @@ from torch import Tensor
 from alignedserve.engine.device.devices import out_of_memory
 from alignedserve.engine.inputs import Inputs
 from alignedserve.fallbacks import fell_back
-from alignedserve.kernels.common.spans import BlockRoom, Lie, StaticSpans
+from alignedserve.kernels.common.placing import put
+from alignedserve.kernels.common.spans import BlockRoom, Lie, StaticSpans, StepSize
 
 log = logging.getLogger("alignedserve.engine")
 
 _FIRST = (1, 2, 4)
 _EACH, _UP_TO, _THEN_EACH = 8, 256, 16  # distance between sizes from 8 on, and beyond 256
+# Steps with prompts: larger ones keep a GPU busy for longer than the host takes to launch their kernels.
+_WITH_PROMPTS = (16, 32, 64, 128, 192, 256, 320, 384, 512, 640)
+_MOST_CHUNKS = 33  # one of them is padding: for each there may be a piece of attention that does nothing
 _MOST_PLACES = 1 << 22  # of blocks: 32 MB, for 67 million tokens with 16 in each
 _MIB = 1 << 20
 
 CAPTURED, STEP_BY_STEP = "captured decode steps", "the host launches each kernel of a step"  # what falls back to what
 SHARING = "captured steps of many blocks"
 
-Step: TypeAlias = Callable[[], Tensor]  # from its buffers to logits, [size, vocabulary]
+Step: TypeAlias = Callable[[], Tensor]  # from its buffers to logits, [rows, vocabulary]
 Capture: TypeAlias = Callable[[Step], Step]  # captures a step and returns the function that replays it
-Forward: TypeAlias = Callable[[Tensor, StaticSpans], Tensor]  # from tokens and their spans to logits
+# From tokens, their spans and the rows whose logits are wanted (None: all) to these logits.
+Forward: TypeAlias = Callable[[Tensor, StaticSpans, Tensor | None], Tensor]
 
 
 def sizes(most: int) -> list[int]:
     """Return the batch sizes of the steps that are captured; the last size is `most`."""
     usual = [*_FIRST, *range(_EACH, _UP_TO, _EACH), *range(_UP_TO, most, _THEN_EACH)]
     return [size for size in usual if size < most] + [most]
+
+
+def sizes_with_prompts(most: int) -> list[int]:
+    """Return the tokens of the steps with prompts that are captured, where no step has more than `most` tokens."""
+    return [size for size in _WITH_PROMPTS if size < most] + [most] * (0 < most <= _WITH_PROMPTS[-1])
 
 
 def places_for(most: int, longest: int, num_blocks: int) -> int:
@@ -69,15 +81,17 @@ def places_for(most: int, longest: int, num_blocks: int) -> int:
 class _Graph:
     spans: StaticSpans
     tokens: Tensor
+    rows: Tensor | None  # whose logits are wanted; None: all
     replay: Step
 
 
-class DecodeGraphs:
-    """The captured decode steps of an engine, by batch size."""
+class StepGraphs:
+    """The captured steps of an engine, by size."""
 
     def __init__(
         self,
         most: int,
+        most_tokens: int,
         vocabulary: int,
         forward: Forward,
         capture: Capture,
@@ -86,36 +100,47 @@ class DecodeGraphs:
         scratch: int,
         device: torch.device,
     ) -> None:
-        """Prepare graphs for steps of up to `most` decodes, with a place for each block of each of them; `scratch` is a
-        block of no request.
+        """Prepare graphs for steps of up to `most` decodes, and for steps with prompts of up to `most_tokens` tokens,
+        with a place for each block of each request; `scratch` is a block of no request.
 
         `vocabulary` is the number of logits of a token.
         """
-        self._sizes, self._forward, self._capture = sizes(most), forward, capture
+        self._sizes = [StepSize(size, size) for size in sizes(most)]
+        self._sizes += [StepSize(size, min(size, most), _MOST_CHUNKS) for size in sizes_with_prompts(most_tokens)]
+        self._forward, self._capture = forward, capture
         self._logits = torch.empty((most, vocabulary), device=device)
-        self._block_size, self._device = block_size, device
-        self._room = BlockRoom(places + most, device)  # each padding row has a block too
-        self._padding = Lie(1, 1, (scratch,))
-        self._graphs: dict[int, _Graph] = {}
+        self._block_size, self._device, self._scratch = block_size, device, scratch
+        self._room = BlockRoom(places + max(most, most_tokens), device)  # padding has blocks too
+        self._graphs: dict[StepSize, _Graph] = {}
+
+    def __len__(self) -> int:
+        """Return how many sizes there are, captured or not."""
+        return len(self._sizes)
 
     @property
-    def captured(self) -> list[int]:
+    def captured(self) -> list[StepSize]:
         """Return the sizes that are captured."""
-        return sorted(self._graphs)
+        return [size for size in self._sizes if size in self._graphs]
+
+    @property
+    def left_out(self) -> str:
+        """Return which sizes are not captured, in words."""
+        missing = [size for size in self._sizes if size not in self._graphs]
+        decodes = ", ".join(str(size.rows) for size in missing if not size.chunks)
+        prompts = ", ".join(str(size.rows) for size in missing if size.chunks)
+        words = (f"{decodes} requests" * bool(decodes), f"{prompts} tokens with prompts" * bool(prompts))
+        return " and of ".join(filter(None, words))
 
     def capture_all(self, free: Callable[[], int], least: int, advance: Callable[[], object] = lambda: None) -> None:
-        """Capture all sizes, as long as `least` bytes stay free: the largest first, since the others reuse its memory.
-        `advance` is called after each.
+        """Capture all sizes, as long as `least` bytes stay free: those of decodes first, and of these and of the others
+        the largest first, since the smaller ones reuse its memory. `advance` is called after each.
 
         A size that is not captured runs kernel by kernel. A size for which memory is too small is left out, and the
         smaller ones are tried: they may need less.
         """
-        for size in reversed(self._sizes):
+        for size in sorted(self._sizes, key=lambda size: (size.chunks, -size.rows)):
             if free() < least:
-                log.warning(
-                    "decode steps of %d requests and fewer are not captured: less than %d MB are free",
-                    *(size, least // _MIB),
-                )
+                log.warning("%s and fewer are not captured: less than %d MB are free", _named(size), least // _MIB)
                 break
             try:
                 self._graphs[size] = self._captured(size)
@@ -123,39 +148,59 @@ class DecodeGraphs:
                 why = _out_of_memory(error)
                 if why is None:
                     raise
-                log.warning("decode steps of %d requests are not captured: %s", size, why)
+                log.warning("%s are not captured: %s", _named(size), why)
             advance()
-        if self._graphs:
-            log.info(
-                "decode steps of up to %d requests are captured, in %d sizes", max(self._graphs), len(self._graphs)
-            )
+        for what, kind in (
+            ("decode steps of up to %d requests", False),
+            ("steps of up to %d tokens with prompts", True),
+        ):
+            rows = [size.rows for size in self.captured if bool(size.chunks) is kind]
+            if rows:
+                log.info(f"{what} are captured, in %d sizes", max(rows), len(rows))
 
-    def logits(self, lies: Sequence[Lie], inputs: Inputs) -> Tensor | None:
-        """Return the logits of a step of these decodes, valid until the next call.
+    def logits(self, lies: Sequence[Lie], inputs: Inputs, wanted: Sequence[int]) -> Tensor | None:
+        """Return the logits of these rows of a step, valid until the next call.
 
-        None if the size is not captured, or if the decodes have more blocks than there are places for.
+        None if the step's size is not captured, or if its requests do not fit that size, or have more blocks than there
+        are places for.
         """
-        graph = self._graphs.get(self._size_for(len(lies)))
+        rows = len(inputs.tokens)
+        has_prompts = rows > len(lies) or [*wanted] != [*range(rows)]
+        graph = self._graphs.get(self._size_for(rows, has_prompts))
         if graph is None:
             return None
-        padding = len(graph.spans) - len(lies)
-        entries = padding + sum(-(-lie.tokens // self._block_size) for lie in lies)
-        if entries > len(self._room):
+        size = graph.spans.size
+        lies = [*lies, *self._padding(size, size.rows - rows)]
+        if not size.holds(lies) or len(wanted) > min(size.rows, len(self._logits)):
+            return None
+        if sum(-(-lie.tokens // self._block_size) for lie in lies) > len(self._room):
             fell_back(SHARING, f"captured steps have room for {len(self._room)} blocks", STEP_BY_STEP)
             return None
-        graph.spans.place([*lies, *[self._padding] * padding])
-        inputs.put(graph.tokens[: len(lies)])
-        return graph.replay()[: len(lies)]
+        graph.spans.place(lies)
+        inputs.put(graph.tokens[:rows])
+        if graph.rows is not None:
+            put(graph.rows[: len(wanted)], torch.tensor(wanted, dtype=torch.long))
+        return graph.replay()[: len(wanted)]
 
-    def _size_for(self, count: int) -> int:
-        return next((size for size in self._sizes if size >= count), 0)
+    def _size_for(self, rows: int, has_prompts: bool) -> StepSize:
+        fitting = (size for size in self._sizes if size.rows >= rows and bool(size.chunks) is has_prompts)
+        return next(fitting, StepSize(0, 0))
 
-    def _captured(self, size: int) -> _Graph:
-        spans = StaticSpans(size, self._block_size, self._room)
-        spans.place([self._padding] * size)
-        tokens = torch.zeros(size, dtype=torch.long, device=self._device)
-        logits = self._logits[:size]
-        return _Graph(spans, tokens, self._capture(lambda: logits.copy_(self._forward(tokens, spans))))
+    def _padding(self, size: StepSize, rows: int) -> list[Lie]:
+        """Return what fills the rows that are left over: requests of one token each, or one chunk."""
+        each = rows if size.chunks else 1
+        return [Lie(each, each, (self._scratch,) * -(-each // self._block_size))] * (rows // max(1, each))
+
+    def _captured(self, size: StepSize) -> _Graph:
+        spans = StaticSpans(size, self._padding(size, size.rows), self._block_size, self._room)
+        tokens = torch.zeros(size.rows, dtype=torch.long, device=self._device)
+        logits = self._logits[: size.rows]
+        rows = torch.zeros(len(logits), dtype=torch.long, device=self._device) if size.chunks else None
+        return _Graph(spans, tokens, rows, self._capture(lambda: logits.copy_(self._forward(tokens, spans, rows))))
+
+
+def _named(size: StepSize) -> str:
+    return f"steps of {size.rows} tokens with prompts" if size.chunks else f"decode steps of {size.rows} requests"
 
 
 def _out_of_memory(error: BaseException | None) -> str | None:

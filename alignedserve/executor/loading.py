@@ -120,7 +120,7 @@ def _num_blocks(place: Place, ranks: RankLinks) -> int:
 
 
 def capture_decodes(engine: Engine, config: Config) -> None:
-    """Capture decode steps as CUDA graphs. They may take half of the memory reserve; the other half is left for the
+    """Capture steps as CUDA graphs. They may take half of the memory reserve; the other half is left for the
     rest."""
     why_never = engine.why_no_graphs
     why = why_never or _captured(engine, config)
@@ -136,8 +136,8 @@ def _captured(engine: Engine, config: Config) -> str | None:
     """Capture the steps, or return why that failed: then steps run kernel by kernel."""
     least = config.engine.gpu_reserve_mb << 19
     try:
-        capture = CudaCapture(engine.device)
-        engine.capture(config.engine.seats, capture, lambda: free_memory(engine.device) or 0, least)
+        capture, free = CudaCapture(engine.device), lambda: free_memory(engine.device) or 0
+        engine.capture(config.engine.seats, capture, free, least, most_tokens=config.engine.step_tokens)
     except Exception as error:  # any error of a driver or a library, unless the device is lost
         return out_of_memory(error) or fault_of_kernel(error, engine.device)
     return None

@@ -168,9 +168,6 @@ class TextRows:
         return int(self.bounds[-1])
 
 
-_ONE = Lie(1, 1, (0,))
-
-
 @runtime_checkable
 class Refilled(Protocol):
     def refill(self) -> None:
@@ -178,60 +175,76 @@ class Refilled(Protocol):
 
 
 class BlockRoom:
-    """Room for the blocks of all requests of a step, those of their last tokens included.
+    """Room on the device for the blocks of all requests of a step, those of their last tokens included.
 
     A block that several requests read is there once for each of them.
     """
 
     def __init__(self, entries: int, device: torch.device) -> None:
         self.device = device
-        self.blocks = array("i", bytes(4 * entries))
-        self.device_blocks = torch.zeros(entries, dtype=torch.int32, device=device)
+        self.blocks = torch.zeros(entries, dtype=torch.int32, device=device)
 
     def __len__(self) -> int:
         return len(self.blocks)
 
 
+class StepSize(NamedTuple):
+    """What a captured step has room for."""
+
+    rows: int  # tokens: always as many
+    decodes: int  # most requests with one token each
+    chunks: int = 0  # most requests with more tokens
+
+    def holds(self, lies: Sequence[Lie]) -> bool:
+        decodes = sum(lie.queries == 1 for lie in lies)
+        return decodes <= self.decodes and len(lies) - decodes <= self.chunks
+
+
 class StaticSpans(Spans):
-    """Spans for steps that are captured once and replayed: a fixed number of requests with one token each, in fixed
-    memory.
+    """Spans for steps that are captured once and replayed: a fixed number of tokens, in fixed memory.
 
     A captured step reads what its buffers hold when it is replayed. `place` puts another step's requests there: on
     the CPU for kernels that look there, and on the device for kernels that read tables of their own. A kernel makes
     such a table (`kept`) once, in memory that stays, and provides how it is refilled.
     """
 
-    def __init__(self, size: int, block_size: int, room: BlockRoom) -> None:
-        """Use this room, which may be that of others too: of all of them, one is placed and replayed at a time."""
-        super().__init__([_ONE] * size, block_size)
-        self.device = device = room.device
-        self._blocks, self.device_blocks = room.blocks, room.device_blocks
-        self._device_positions = torch.zeros(size, dtype=torch.long, device=device)
-        self._device_slots = torch.zeros(size, dtype=torch.long, device=device)
+    def __init__(self, size: StepSize, lies: Sequence[Lie], block_size: int, room: BlockRoom) -> None:
+        """Begin with these requests. The room may be that of others too: of all of them, one is placed and replayed at
+        a time."""
+        super().__init__((), block_size)
+        self.size, self.device, self._room = size, room.device, room
+        self._device_positions = torch.zeros(size.rows, dtype=torch.long, device=room.device)
+        self._device_slots = torch.zeros(size.rows, dtype=torch.long, device=room.device)
+        self.place(lies)
 
     def place(self, lies: Sequence[Lie]) -> None:
-        """Place these requests, as many as were captured, each with one token."""
+        """Place these requests, which have as many tokens together as were captured."""
         spans = Spans(lies, self.block_size)
-        if len(spans) != len(self) or spans.num_rows != len(self):
-            raise ValueError(f"{len(spans)} requests with {spans.num_rows} tokens do not fit {len(self)} places")
-        if len(spans._blocks) > len(self._blocks):
-            raise ValueError(f"{len(spans._blocks)} blocks do not fit {len(self._blocks)} places")
-        for own, its in ((self._tokens, spans._tokens), (self._starts, spans._starts), (self._blocks, spans._blocks)):
-            own[: len(its)] = its
-        used = len(spans._blocks)
+        if spans.num_rows != self.size.rows or not self.size.holds(lies):
+            raise ValueError(f"{len(spans)} requests with {spans.num_rows} tokens do not fit {self.size}")
+        if len(spans._blocks) > len(self._room):
+            raise ValueError(f"{len(spans._blocks)} blocks do not fit {len(self._room)} places")
+        for name in ("rows", "tokens", "starts", "blocks", "is_in_order", "table"):
+            self.__dict__.pop(name, None)  # of the step before
+        self._rows, self._tokens, self._starts, self._blocks = spans._rows, spans._tokens, spans._starts, spans._blocks
         put(self._device_positions, spans.positions)
         put(self._device_slots, spans.new_slots)
-        put(self.device_blocks[:used], spans.blocks)
+        put(self.device_blocks[: len(spans._blocks)], spans.blocks)
         for kept in self._kept.values():
             if isinstance(kept, Refilled):
                 kept.refill()
 
     @property
-    def positions(self) -> torch.Tensor:
+    def device_blocks(self) -> Tensor:
+        """Return the blocks on the device."""
+        return self._room.blocks
+
+    @property
+    def positions(self) -> Tensor:
         """Return the positions on the device."""
         return self._device_positions
 
     @property
-    def new_slots(self) -> torch.Tensor:
+    def new_slots(self) -> Tensor:
         """Return the slots of the new tokens on the device."""
         return self._device_slots

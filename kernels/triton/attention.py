@@ -8,7 +8,9 @@ are masked by the request's length.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -30,7 +32,17 @@ from alignedserve.kernels.triton.launch import (
     tuned,
 )
 from alignedserve.kernels.triton.pieces import OF_2, Partials, merge, piece_at, slots_of, weighed, write_piece
-from alignedserve.kernels.triton.schedule import NO_MERGE, NOTHING, Schedule, most_pieces, schedule, tiles_of
+from alignedserve.kernels.triton.schedule import (
+    NO_MERGE,
+    NOTHING,
+    Schedule,
+    most_merges,
+    most_partials,
+    most_pieces,
+    most_tiles,
+    schedule,
+    tiles_of,
+)
 
 _LEAST_ROWS = 16  # of a matrix product
 _CHUNK_ROWS = 64
@@ -216,7 +228,8 @@ class TritonAttention:
 
         def make() -> _Placed | _PlacedAgain | None:
             if isinstance(spans, StaticSpans):
-                return _PlacedAgain(spans, plan, room) if decodes else None
+                tiles = most_tiles(spans.size, queries, scoring.stretch, decodes=decodes)
+                return _PlacedAgain(spans, plan, tiles, room) if tiles else None
             planned = plan()
             return _Placed(planned, spans, device) if planned.pieces else None
 
@@ -274,26 +287,27 @@ class _Placed:
 
 
 class _PlacedAgain:
-    """A schedule for decodes that are captured, in memory that stays.
+    """A schedule for steps that are captured, in memory that stays, sent in one copy.
 
     It has as many pieces, merges and partial results as there can ever be; those that a step does not need compute
     nothing.
     """
 
-    def __init__(self, spans: StaticSpans, plan: Callable[[], Schedule], room: int) -> None:
-        self._plan, most = plan, most_pieces(len(spans), room)
-        self.pieces = torch.zeros(most, 8, dtype=torch.int32, device=spans.device)
-        self.merges = torch.zeros(len(spans), 4, dtype=torch.int32, device=spans.device)
+    def __init__(self, spans: StaticSpans, plan: Callable[[], Schedule], tiles: int, room: int) -> None:
+        self._plan, pieces, merges = plan, most_pieces(tiles, room), most_merges(tiles, room)
+        self._parts = torch.zeros(8 * pieces + 4 * merges, dtype=torch.int32, device=spans.device)
+        self.pieces, self.merges = self._parts[: 8 * pieces].view(-1, 8), self._parts[8 * pieces :].view(-1, 4)
         self.blocks = spans.device_blocks
-        self.num_partials = most
+        self.num_partials = most_partials(tiles, room)
         self.refill()
 
     def refill(self) -> None:
         planned = self._plan()
-        pieces = [*planned.pieces, *[NOTHING] * (len(self.pieces) - len(planned.pieces))]
-        merges = [*planned.merges, *[NO_MERGE] * (len(self.merges) - len(planned.merges))]
-        for own, new in ((self.pieces, pieces), (self.merges, merges)):
-            put(own, torch.tensor(new, dtype=torch.int32))
+        numbers = array("i", chain.from_iterable(planned.pieces))
+        numbers.extend(NOTHING * (len(self.pieces) - len(planned.pieces)))
+        numbers.extend(chain.from_iterable(planned.merges))
+        numbers.extend(NO_MERGE * (len(self.merges) - len(planned.merges)))
+        put(self._parts, torch.frombuffer(numbers, dtype=torch.int32))
 
 
 _TINY = torch.finfo(torch.float32).tiny

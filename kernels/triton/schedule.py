@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Spans
+from alignedserve.kernels.common.spans import Spans, StepSize
 
 LEAST_SPLIT = 256  # tokens: merging shorter splits costs more than it saves
 
@@ -105,12 +105,33 @@ NOTHING = AttentionPiece(0, 0, 0, 0, 0, 0, -1)  # computes nothing and is writte
 NO_MERGE = Merge(0, 0, 0, 0)
 
 
+def most_tiles(size: StepSize, queries: int, stretch: int | None, *, decodes: bool) -> int:
+    """Return the most tiles that `tiles_of` makes of a step of this size.
+
+    Each part of a chunk that lies in one stretch may have one tile that is not full.
+    """
+    if decodes:
+        return size.decodes
+    parts = size.chunks if stretch is None else 2 * size.chunks + size.rows // stretch
+    return min(size.rows, (size.rows + parts * (queries - 1)) // queries) if size.chunks else 0
+
+
 def most_pieces(tiles: int, room: int) -> int:
     """Return the most pieces that `schedule` makes of `tiles` tiles of any lengths.
 
     Each tile may have one piece that is not full, and all full pieces together are no more than `room`.
     """
     return tiles + max(1, room)
+
+
+def most_merges(tiles: int, room: int) -> int:
+    """Return the most tiles that `schedule` cuts: each is longer than a full piece."""
+    return min(tiles, max(1, room))
+
+
+def most_partials(tiles: int, room: int) -> int:
+    """Return the most partial results that `schedule` makes: each tile that it cuts has one piece that is not full."""
+    return min(most_pieces(tiles, room), 2 * max(1, room))
 
 
 def _cut(begin: int, end: int, count: int) -> Iterator[tuple[int, int]]:

@@ -218,7 +218,8 @@ def deployed(
     }
     for engine in engines.values():
         if capture is not None:
-            engine.capture(limits.max_batch, capture, lambda: PLENTY, 0)
+            tokens = limits.max_step_tokens
+            engine.capture(limits.max_batch, capture, lambda: PLENTY, 0, most_tokens=tokens)
         spoil(engine)
     made = Deployment(cores, hands, late_turns=3 if copies_beside else 0)
     with ExitStack() as arenas:

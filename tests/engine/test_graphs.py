@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from alignedserve.config.choices import DeviceKind, Graphs
 from alignedserve.config.config import Config
 from alignedserve.config.sections import EngineConfig
-from alignedserve.core import StepPlan
+from alignedserve.core import Chunk, Decode, StepPlan
+from alignedserve.core import Scoring as Scored
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.graphs import DecodeGraphs, Step, places_for, sizes
+from alignedserve.engine.graphs import Step, StepGraphs, places_for, sizes, sizes_with_prompts
 from alignedserve.engine.inputs import Inputs
 from alignedserve.errors import ConfigError
 from alignedserve.executor import loading as engine_loading
@@ -29,7 +33,9 @@ from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans, StaticSpans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
-from tests.engine.driver import PLENTY, Driver, Live, Replays, prompt_of
+from tests.conftest import examples
+from tests.engine.driver import PLENTY, Driver, Live, Replays, prompt_of, spoil
+from tests.models import MODELS
 from tests.rare import rarely
 from tests.reference import Tally, compare
 
@@ -47,6 +53,13 @@ def test_sizes_are_close_together_and_end_with_the_largest() -> None:
     assert all(later - earlier <= 8 for earlier, later in pairwise(sizes(256)))
 
 
+def test_steps_with_prompts_have_few_sizes_none_larger_than_a_step_can_be() -> None:
+    assert sizes_with_prompts(0) == []
+    assert sizes_with_prompts(9) == [9]
+    assert sizes_with_prompts(512) == [16, 32, 64, 128, 192, 256, 320, 384, 512]
+    assert sizes_with_prompts(2048) == [16, 32, 64, 128, 192, 256, 320, 384, 512, 640]
+
+
 def triton() -> Kernels:
     kernels = pytest.importorskip("alignedserve.kernels.triton.kernels", reason="Triton is not installed")
     if not pytest.importorskip("alignedserve.kernels.triton.launch").interpreting():
@@ -55,10 +68,10 @@ def triton() -> Kernels:
     return made
 
 
-def captured(folder: Path, kernels: Kernels | None, most: int = 6) -> tuple[Driver, Replays]:
+def captured(folder: Path, kernels: Kernels | None, most: int = 6, most_tokens: int = 0) -> tuple[Driver, Replays]:
     engine = Engine(folder, num_blocks=90, block_size=4, dtype="float32", kernels=kernels, has_graphs=True)
     replays = Replays()
-    engine.capture(most, replays, lambda: PLENTY, 0)
+    engine.capture(most, replays, lambda: PLENTY, 0, most_tokens=most_tokens)
     return Driver(engine, 5), replays
 
 
@@ -96,6 +109,111 @@ def test_requests_that_come_and_go_say_what_transformers_says(
         compare(reference_of(folder_of(name)), live.prompt, live.output, tally, name)
     tally.check()
     assert len(set(replays.sizes)) > 1
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("gqa-untied", Reference),
+        ("opt", Reference),
+        ("qwen2", triton),
+        rarely(("youtu", triton)),
+        rarely(("gemma2", triton)),
+        ("gqa-untied", lambda: None),
+    ],
+    ids=["llama", "opt", "triton", "compressed vectors", "windows", "c++"],
+)
+def test_steps_with_prompts_say_what_transformers_says(
+    folder_of: FolderOf,
+    reference_of: Callable[[Path], Any],
+    tally: Tally,
+    name: str,
+    made: Callable[[], Kernels | None],
+) -> None:
+    """Chunks of some requests run beside decodes of others; blocks are filled from either end."""
+    driver, replays = captured(folder_of(name), made(), most=6, most_tokens=20)
+    lives = [driver.start_either_way(f"r{n}", prompt_of(n, 2 + 9 * n), 3 + n) for n in range(4)]
+    while opened := [live for n, live in enumerate(lives) if len(live.output) < 3 + n]:
+        chosen, room, parts = driver.random.sample(opened, driver.random.randint(1, len(opened))), 20, []
+        for live in chosen:
+            parts.append(live.chunk(driver.random.randint(1, room - 4)) if live.in_prompt else live.decode())
+            room -= len(parts[-1].tokens) if isinstance(parts[-1], Chunk) else 1
+            if room < 6:
+                break
+        driver.run(*chosen[: len(parts)], parts=parts)
+    for live in lives:
+        compare(reference_of(folder_of(name)), live.prompt, live.output, tally, name)
+    tally.check()
+    assert len(replays.sizes) == driver.steps, "all were replayed"
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Engine, Replays]:
+    """Return two engines, of which the second replays steps of up to 8 requests and 32 tokens."""
+    folder, replays = MODELS["gqa-untied"](tmp_path_factory.mktemp("twins")), Replays()
+    made = [
+        Engine(folder, num_blocks=60, block_size=4, dtype="float32", kernels=Reference(), has_graphs=True)
+        for _ in range(2)
+    ]
+    made[1].capture(8, replays, lambda: PLENTY, 0, most_tokens=32)
+    return made[0], made[1], replays
+
+
+@given(seed=st.integers(0, 1 << 30))
+@settings(max_examples=examples(40))
+def test_any_mix_leaves_what_the_step_leaves_that_is_not_captured(
+    twins: tuple[Engine, Engine, Replays], seed: int
+) -> None:
+    """Chunks in the middle of prompts and at their ends, scored or not, beside decodes, in right-filled blocks and in
+    shared ones; some steps are too large."""
+    plain, graphs, replays = twins
+    driver = Driver(plain, seed)
+    spoil(graphs)
+    chance, parts, lives = driver.random, list[Chunk | Decode](), list[Live]()
+    for number in range(chance.randint(1, 9)):
+        prompt = prompt_of(seed + number, chance.randint(1, 14))
+        live = driver.start_either_way(f"r{number}", prompt, 2)
+        lives.append(live)
+    for live in lives[: chance.randint(0, len(lives))]:  # these decode
+        driver.prefill(live)
+    graphs.cache.copy_(plain.cache)
+    for live in lives:
+        if not live.in_prompt:
+            parts.append(live.decode())
+            continue
+        chunk = live.chunk(chance.choice((1, 3, 20)))
+        if chance.random() < 0.2:
+            chunk = replace(chunk, scoring=Scored(prompt_of(seed, chance.randint(1, len(chunk.tokens))), 2))
+        parts.append(chunk)
+    chance.shuffle(parts)
+    plan = StepPlan(
+        1, tuple(p for p in parts if isinstance(p, Chunk)), tuple(p for p in parts if isinstance(p, Decode))
+    )
+    num_replayed = len(replays.sizes)
+    expected, found = plain.step(plan), graphs.step(plan)
+    assert found.tokens == expected.tokens
+    for (_, own), (_, others) in zip(found.prompt_logprobs, expected.prompt_logprobs, strict=True):
+        assert [one.value for one in own] == pytest.approx([one.value for one in others], abs=1e-5)
+    torch.testing.assert_close(graphs.cache[:, :120], plain.cache[:, :120], equal_nan=True, rtol=0, atol=1e-5)
+    rows = sum(len(part.tokens) if isinstance(part, Chunk) else 1 for part in parts)
+    wanted = sum(part.sampling is not None for part in parts)
+    wanted += sum(len(chunk.scoring.tokens) for chunk in plan.chunks if chunk.scoring is not None)
+    num_decodes = sum(isinstance(part, Decode) or len(part.tokens) == 1 for part in parts)
+    if rows < 32 and wanted <= 8 and num_decodes < 8:
+        assert len(replays.sizes) == num_replayed + 1
+    if rows > 32 or wanted > 8 or num_decodes > 8:
+        assert len(replays.sizes) == num_replayed
+
+
+def test_more_chunks_than_there_is_room_for_run_as_they_are() -> None:
+    graphs = graphs_of(lambda step: step, most=80, most_tokens=80)
+    graphs.capture_all(lambda: PLENTY, 0)
+    for chunks, is_replayed in ((32, True), (33, False)):
+        found = graphs.logits([Lie(2, 2, (1,))] * chunks, Inputs([5] * 2 * chunks, {}, None), [1, 3])
+        assert (found is not None) is is_replayed
+        assert found is None or found.flatten().tolist() == [6, 6]
+    assert not fallbacks()
 
 
 def test_the_step_before_may_be_unread(folder_of: FolderOf, reference_of: Callable[[Path], Any], tally: Tally) -> None:
@@ -153,7 +271,7 @@ def test_requests_that_share_a_beginning_are_captured(
         driver.run(*lives, parts=[live.decode() for live in lives])
     for live in lives:
         compare(reference_of(folder_of("gqa-untied")), live.prompt, live.output, tally, live.name)
-    assert replays.sizes == [4] * 3
+    assert replays.sizes[3:] == [4] * 3, "behind three chunks of one token, which are like decodes"
 
 
 def test_a_step_with_more_blocks_than_there_are_places_for_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
@@ -161,10 +279,10 @@ def test_a_step_with_more_blocks_than_there_are_places_for_runs_as_it_is(caplog:
     graphs.capture_all(lambda: PLENTY, 0)
     tokens = Inputs([*range(3)], {}, None)
     for _ in range(2):
-        assert graphs.logits([Lie(1, 68, range(17))] * 2 + [Lie(1, 64, range(16))], tokens) is None
+        assert graphs.logits([Lie(1, 68, range(17))] * 2 + [Lie(1, 64, range(16))], tokens, range(3)) is None
     assert [told.why for told in fallbacks()] == ["captured steps have room for 50 blocks"]
     assert len(caplog.messages) == 1
-    assert graphs.logits([Lie(1, 64, range(16))] * 3, tokens) is not None
+    assert graphs.logits([Lie(1, 64, range(16))] * 3, tokens, range(3)) is not None
 
 
 def test_there_is_a_place_for_each_block_of_each_request_unless_that_takes_too_much() -> None:
@@ -265,22 +383,23 @@ def test_sizes_that_are_left_out_are_a_fallback(folder_of: FolderOf) -> None:
 # --- Memory
 
 
-def graphs_of(capture: Callable[[Step], Step], most: int = 20) -> DecodeGraphs:
-    def forward(tokens: torch.Tensor, spans: StaticSpans) -> torch.Tensor:
-        return tokens[:, None] + spans.positions[:, None]
+def graphs_of(capture: Callable[[Step], Step], most: int = 20, most_tokens: int = 0) -> StepGraphs:
+    def forward(tokens: torch.Tensor, spans: StaticSpans, rows: torch.Tensor | None) -> torch.Tensor:
+        made = tokens[:, None] + spans.positions[:, None]
+        return made if rows is None else made[rows]
 
-    return DecodeGraphs(most, 1, forward, capture, 4, 30, 30, CPU)
+    return StepGraphs(most, most_tokens, 1, forward, capture, 4, 30, 30, CPU)
 
 
 def test_large_steps_are_captured_first_as_long_as_memory_is_left(caplog: pytest.LogCaptureFixture) -> None:
     left = iter([300, 200, 90])
     graphs = graphs_of(lambda step: step)
     graphs.capture_all(lambda: next(left) << 20, 100 << 20)
-    assert graphs.captured == [16, 20]
+    assert [size.rows for size in graphs.captured] == [16, 20]
     assert "decode steps of 8 requests and fewer are not captured: less than 100 MB are free" in caplog.text
     lies = [Lie(1, 5, (1, 2))] * 3
-    assert graphs.logits(lies, Inputs([1, 2, 3], {}, None)) is None
-    found = graphs.logits(lies * 4, Inputs([*range(12)], {}, None))
+    assert graphs.logits(lies, Inputs([1, 2, 3], {}, None), range(3)) is None
+    found = graphs.logits(lies * 4, Inputs([*range(12)], {}, None), range(12))
     assert found is not None
     assert found.flatten().tolist() == [token + 4 for token in range(12)]
 
@@ -301,7 +420,7 @@ def test_a_size_for_which_there_is_too_little_memory_is_left_out(
     graphs = graphs_of(capture)
     with caplog.at_level(logging.INFO):
         graphs.capture_all(lambda: PLENTY, 0)
-    assert graphs.captured == [1, 2, 4, 8]
+    assert [size.rows for size in graphs.captured] == [1, 2, 4, 8]
     for size in (20, 16):
         assert f"{size} requests are not captured: CUDA out of memory. Tried to allocate 2.00 MiB" in caplog.text
     assert "decode steps of up to 8 requests are captured, in 4 sizes" in caplog.text
@@ -311,7 +430,7 @@ def test_no_size_keeps_logits_of_its_own() -> None:
     """With a large vocabulary, logits per size would take gigabytes."""
     graphs = graphs_of(lambda step: step)
     graphs.capture_all(lambda: PLENTY, 0)
-    found = [graphs.logits([Lie(1, 1, (1,))] * count, Inputs([3] * count, {}, None)) for count in (3, 12)]
+    found = [graphs.logits([Lie(1, 1, (1,))] * n, Inputs([3] * n, {}, None), range(n)) for n in (3, 12)]
     assert len({tensor.data_ptr() for tensor in found if tensor is not None}) == 1
 
 

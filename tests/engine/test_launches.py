@@ -30,7 +30,7 @@ from alignedserve.kernels.common import placing
 from alignedserve.kernels.triton.kernels import TritonKernels
 from alignedserve.kernels.triton.launch import interpreting
 from tests import models
-from tests.engine.driver import Driver
+from tests.engine.driver import Driver, prompt_of
 from tests.rare import rare
 
 pytestmark = [
@@ -61,6 +61,7 @@ class Counting(TorchDispatchMode):
 
     def capture(self, step: Step) -> Step:
         """Stand for a device's graphs."""
+        self.silently(step)  # tables that stay are made now
 
         def replay() -> torch.Tensor:
             self._is_captured = True
@@ -108,9 +109,10 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
 
 
 def step_of(
-    made: Callable[..., Path], folder: Path, monkeypatch: pytest.MonkeyPatch, layers: int, num_requests: int
+    made: Callable[..., Path], folder: Path, monkeypatch: pytest.MonkeyPatch, layers: int, num_requests: int, chunk: int
 ) -> Counting:
-    """Return what a captured step of greedy decodes launches, which go on from tokens that nobody has read."""
+    """Return what a captured step launches: of greedy decodes, which go on from tokens that nobody has read, and a
+    chunk of so many tokens in the middle of a prompt."""
     engine = Engine(
         made(folder, num_hidden_layers=layers),
         num_blocks=60,
@@ -123,37 +125,50 @@ def step_of(
     lives = [driver.start(f"r{number}", (), 8) for number in range(num_requests)]
     for live in lives:
         live.output.append(5)  # it runs at position 0
+    prompt = driver.start("prompt", prompt_of(1, chunk + 1), 1)
+    chunks = (prompt.chunk(chunk),) if chunk else ()
     with counting(monkeypatch) as counts:
-        engine.capture(num_requests, counts.capture, lambda: 1 << 40, 0)
+        engine.capture(num_requests, counts.capture, lambda: 1 << 40, 0, most_tokens=8 if chunk else 0)
         first = engine.begin(StepPlan(50, (), tuple(live.decode() for live in lives)))
         counts.copies = 0
         counts.captured.clear()
         with counts:
-            engine.begin(StepPlan(51, (), tuple(live.decode_ahead(None, 1) for live in lives))).result()
+            engine.begin(StepPlan(51, chunks, tuple(live.decode_ahead(None, 1) for live in lives))).result()
         assert first.result().tokens
     monkeypatch.undo()
     return counts
 
 
 @pytest.mark.parametrize(
-    ("made", "of_layer", "num_requests"),
+    ("made", "of_layer", "num_requests", "chunk"),
     [
         # norm, query + K + V, rotation, write, attention, its merge, output; norm, gate + up, activation, down
-        pytest.param(models.gqa, 11, 1, id="dense"),
+        pytest.param(models.gqa, 11, 1, 0, id="dense"),
+        # attention and its merge twice
+        pytest.param(models.gqa, 13, 1, 4, id="with a prompt"),
         # norm ... output as above; norm, router's rows to fp32, router, choice, counts, places, up, down, sum
-        pytest.param(models.mixtral, 16, 2, id="experts", marks=rare),
+        pytest.param(models.mixtral, 16, 2, 0, id="experts", marks=rare),
+        pytest.param(models.mixtral, 18, 2, 4, id="experts with a prompt", marks=rare),
     ],
 )
 def test_a_captured_step_launches_no_more_kernels_than_it_did(
-    made: Callable[..., Path], of_layer: int, num_requests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Callable[..., Path],
+    of_layer: int,
+    num_requests: int,
+    chunk: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one, two = (step_of(made, tmp_path / f"{layers}", monkeypatch, layers, num_requests) for layers in (1, 2))
+    one, two = (step_of(made, tmp_path / f"{layers}", monkeypatch, layers, num_requests, chunk) for layers in (1, 2))
     by_layer = two.captured - one.captured
     assert by_layer.total() <= of_layer, by_layer
-    around = one.captured - by_layer  # the embedding, the angles, the last norm, the head and what brings it to fp32
-    assert around.total() <= 10, around
+    # The embedding, the angles, the last norm, the head and what brings it to fp32; the rows that are wanted.
+    around = one.captured - by_layer
+    assert around.total() <= 10 + bool(chunk), around
     assert one.copies == two.copies, "all layers share the tables of a step"
-    assert two.copies <= 9, "positions, slots, blocks, right ends, pieces, merges; tokens, tokens to come, wishes"
+    # Positions, slots, blocks, a schedule of decodes; tokens, tokens to come, wishes; a schedule of chunks, rows
+    assert two.copies <= 7 + 2 * bool(chunk)
+    assert two.beside == one.beside, "the host launches nothing for a layer"
 
 
 def test_what_is_launched_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

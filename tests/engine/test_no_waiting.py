@@ -169,7 +169,7 @@ def test_steps_wait_for_their_tokens_alone(driver: Driver, monkeypatch: pytest.M
     put_there(engine.cache)
     with device(monkeypatch) as read:
         if is_captured:
-            engine.capture(2, lambda step: step, lambda: 1 << 40, 0)
+            engine.capture(2, lambda step: step, lambda: 1 << 40, 0, most_tokens=12)
         begun = [engine.begin(StepPlan(1, (live.chunk(9),)))]
         begun += [engine.begin(StepPlan(n, (), (live.decode_ahead(None, n - 1),))) for n in (2, 3, 4)]
         assert read == []

@@ -67,10 +67,10 @@ def test_a_model_that_transformers_runs_is_on_the_gpu_too(tmp_path: Path) -> Non
     tally.check()
 
 
-def captured(folder: Path, most: int = 6, num_blocks: int = 90) -> Engine:
+def captured(folder: Path, most: int = 6, num_blocks: int = 90, most_tokens: int = 0) -> Engine:
     engine = Engine(folder, num_blocks=num_blocks, dtype="float32", device=GPU, has_graphs=True)
     assert engine.why_no_graphs is None
-    engine.capture(most, CudaCapture(GPU), lambda: free_memory(GPU) or 0, 0)
+    engine.capture(most, CudaCapture(GPU), lambda: free_memory(GPU) or 0, 0, most_tokens=most_tokens)
     return engine
 
 
@@ -88,6 +88,21 @@ def test_captured_decodes_say_what_transformers_says(name: str, tmp_path: Path) 
     while opened := [live for live in lives if len(live.output) < 20]:
         chosen = driver.random.sample(opened, driver.random.randint(1, len(opened)))
         driver.run(*chosen, parts=[live.decode() for live in chosen])
+    for live in lives:
+        compare(reference, live.prompt, live.output, tally, f"{name}, {len(live.prompt)} tokens")
+    tally.check()
+
+
+@pytest.mark.parametrize("name", ["gqa-untied", "opt", "qwen2", "youtu", *MIXTURES])
+def test_captured_steps_with_prompts_say_what_transformers_says(name: str, tmp_path: Path) -> None:
+    """Chunks run beside decodes, in steps of up to 64 tokens."""
+    folder = MODELS[name](tmp_path / "model")
+    driver, reference, tally = Driver(captured(folder, most_tokens=64), 1), load(folder), Tally()
+    lives = [driver.start_either_way(f"r{n}", prompt_of(n, 3 + 40 * n), 20) for n in range(5)]
+    while opened := [live for live in lives if len(live.output) < 20]:
+        chosen = driver.random.sample(opened, driver.random.randint(1, min(3, len(opened))))
+        parts = [live.chunk(driver.random.randint(1, 20)) if live.in_prompt else live.decode() for live in chosen]
+        driver.run(*chosen, parts=parts)
     for live in lives:
         compare(reference, live.prompt, live.output, tally, f"{name}, {len(live.prompt)} tokens")
     tally.check()

@@ -11,88 +11,135 @@ from hypothesis import strategies as st
 
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import BlockRoom, Lie, Spans, StaticSpans
-from alignedserve.kernels.triton.schedule import most_pieces, schedule, tiles_of
+from alignedserve.kernels.common.spans import BlockRoom, Lie, Spans, StaticSpans, StepSize
+from alignedserve.kernels.triton.schedule import (
+    most_merges,
+    most_partials,
+    most_pieces,
+    most_tiles,
+    schedule,
+    tiles_of,
+)
 from tests.conftest import examples
 from tests.rare import rarely
 
-SIZE, BLOCK, BLOCKS = 4, 4, 700
+BLOCK, BLOCKS = 4, 700
 CPU = torch.device("cpu")
+DECODES, WITH_PROMPTS = StepSize(4, 4), StepSize(40, 4, 3)
 
 
-def lies_of(seed: int) -> list[Lie]:
+def lies_of(size: StepSize, seed: int) -> list[Lie]:
+    """Return a step that fills a size, some of whose requests have blocks that are filled from the right."""
     chance = random.Random(seed)
     blocks = chance.sample(range(BLOCKS), BLOCKS)
+    queries = [1] * size.rows if not size.chunks else [1] * chance.randint(0, size.decodes)
+    while size.chunks and (left := size.rows - sum(queries)):
+        is_last = len(queries) == queries.count(1) + size.chunks - 1
+        queries.append(left if is_last or left < 4 else chance.randint(2, left - 2))
     lies = []
-    for _ in range(SIZE):
-        tokens = chance.choice((1, 3, 20, 300, 600))
+    for count in chance.sample(queries, len(queries)):
+        tokens = count - 1 + chance.choice((1, 3, 20, 300, 600))
         own = tuple(blocks.pop() for _ in range(-(-tokens // BLOCK)))
-        lies.append(Lie(1, tokens, tuple(~block if chance.random() < 0.3 else block for block in own)))
+        lies.append(Lie(count, tokens, tuple(~block if chance.random() < 0.3 else block for block in own)))
     return lies
 
 
-def static(seeds: tuple[int, ...]) -> tuple[StaticSpans, Spans]:
+def static(size: StepSize, seeds: tuple[int, ...]) -> tuple[StaticSpans, Spans]:
     """Return spans in which all these steps were placed in turn, and fresh spans of the last step."""
-    spans = StaticSpans(SIZE, BLOCK, BlockRoom(BLOCKS, CPU))
-    for seed in seeds:
-        spans.place(lies_of(seed))
-    return spans, Spans(lies_of(seeds[-1]), BLOCK)
+    spans = StaticSpans(size, lies_of(size, seeds[0]), BLOCK, BlockRoom(BLOCKS, CPU))
+    for seed in seeds[1:]:
+        assert len(spans.rows) > 1, "looked at, so kept"
+        spans.place(lies_of(size, seed))
+    return spans, Spans(lies_of(size, seeds[-1]), BLOCK)
 
 
-def test_places_are_those_of_the_last_step() -> None:
-    spans, own = static((1, 2, 3))
-    assert torch.equal(spans.positions, own.positions)
-    assert torch.equal(spans.new_slots, own.new_slots)
-    for span in range(SIZE):
+@pytest.mark.parametrize("size", [DECODES, WITH_PROMPTS])
+def test_places_are_those_of_the_last_step(size: StepSize) -> None:
+    spans, own = static(size, (1, 2, 3))
+    assert len(spans) == len(own)
+    for name in ("positions", "new_slots", "rows", "tokens", "starts", "blocks"):
+        assert torch.equal(getattr(spans, name), getattr(own, name)), name
+    for span in range(len(own)):
         assert torch.equal(spans.slots(span), own.slots(span))
 
 
-@pytest.mark.parametrize("lies", [lies_of(1)[1:], [Lie(2, 2, (1,)), *lies_of(1)[1:]]], ids=["fewer", "two tokens"])
-def test_another_number_of_requests_or_tokens_is_refused(lies: list[Lie]) -> None:
-    with pytest.raises(ValueError, match="do not fit 4 places"):
-        StaticSpans(SIZE, BLOCK, BlockRoom(BLOCKS, CPU)).place(lies)
+@pytest.mark.parametrize(
+    ("size", "lies"),
+    [
+        (DECODES, lies_of(DECODES, 1)[1:]),
+        (DECODES, [Lie(2, 2, (1,)), *lies_of(DECODES, 1)[2:]]),
+        (WITH_PROMPTS, [Lie(8, 8, (0, 1))] * 5),
+        (WITH_PROMPTS, [Lie(1, 1, (0,))] * 40),
+        (WITH_PROMPTS, [Lie(39, 39, range(10))]),
+    ],
+    ids=["fewer", "two tokens", "chunks", "decodes", "fewer tokens"],
+)
+def test_what_is_larger_or_smaller_is_refused(size: StepSize, lies: list[Lie]) -> None:
+    spans, _ = static(size, (1,))
+    with pytest.raises(ValueError, match="do not fit StepSize"):
+        spans.place(lies)
 
 
 def test_more_blocks_than_there_are_places_for_are_refused() -> None:
     with pytest.raises(ValueError, match="blocks do not fit 5 places"):
-        StaticSpans(SIZE, BLOCK, BlockRoom(5, CPU)).place([Lie(1, 8, (0, 1))] * SIZE)
+        StaticSpans(DECODES, [Lie(1, 8, (0, 1))] * 4, BLOCK, BlockRoom(5, CPU))
 
 
 @given(
-    lengths=st.lists(st.integers(1, 40_000), min_size=1, max_size=40),
+    queries=st.lists(st.just(1) | st.integers(1, 300), min_size=1, max_size=40),
+    before=st.lists(st.integers(0, 40_000), min_size=40, max_size=40),
     room=st.integers(0, 600),
-    window=st.sampled_from((None, 100)),
+    scoring=st.sampled_from((Scoring(1.0), Scoring(1.0, 100), Scoring(1.0, 64, stretch=64))),
+    of_tile=st.sampled_from((1, 2, 4, 16, 64)),
 )
-@settings(deadline=None, max_examples=examples(60))
-def test_there_are_never_more_pieces_than_were_provided_for(lengths: list[int], room: int, window: int | None) -> None:
-    spans = Spans([Lie(1, length, range(-(-length // 512))) for length in lengths], 512)
-    planned = schedule(tiles_of(spans, 1, Scoring(1.0, window), decodes=True), room)
-    assert len(planned.pieces) <= most_pieces(len(lengths), room)
-    assert planned.num_partials <= most_pieces(len(lengths), room)
-    assert len(planned.merges) <= len(lengths)
+@settings(deadline=None, max_examples=examples(100))
+def test_there_is_never_more_to_do_than_was_provided_for(
+    queries: list[int], before: list[int], room: int, scoring: Scoring, of_tile: int
+) -> None:
+    lies = [Lie(n, n + more, range(-(-(n + more) // 512))) for n, more in zip(queries, before, strict=False)]
+    decodes = queries.count(1)
+    size = StepSize(sum(queries), decodes, len(queries) - decodes)
+    for is_decodes, most in ((True, 1), (False, of_tile)):
+        tiles = [*tiles_of(Spans(lies, 512), most, scoring, decodes=is_decodes)]
+        provided = most_tiles(size, most, scoring.stretch, decodes=is_decodes)
+        assert len(tiles) <= provided
+        planned = schedule(tiles, room)
+        assert len(planned.pieces) <= most_pieces(provided, room)
+        assert planned.num_partials <= most_partials(provided, room)
+        assert len(planned.merges) <= most_merges(provided, room)
+
+
+SCORINGS = (Scoring(0.25), Scoring(0.25, 100), Scoring(0.25, 100, 2.0, torch.arange(4.0)))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
-    "scoring", [*map(rarely, (Scoring(0.25), Scoring(0.25, 100))), Scoring(0.25, 100, 2.0, torch.arange(4.0))]
+    ("size", "scoring"),
+    [
+        *(rarely((DECODES, scoring)) for scoring in SCORINGS[:2]),
+        (DECODES, SCORINGS[2]),
+        (WITH_PROMPTS, SCORINGS[0]),
+        *(rarely((WITH_PROMPTS, scoring)) for scoring in (*SCORINGS[1:], Scoring(0.25, 16, stretch=16))),
+    ],
 )
-def test_the_triton_kernels_attend_to_the_last_step(scoring: Scoring) -> None:
+def test_the_triton_kernels_attend_to_the_last_step(size: StepSize, scoring: Scoring) -> None:
     """The launch has as many pieces as possible, most of which do nothing; attention is split and not."""
     kernels = pytest.importorskip("alignedserve.kernels.triton.kernels", reason="Triton is not installed")
     if not pytest.importorskip("alignedserve.kernels.triton.launch").interpreting():
         pytest.skip("Triton compiles here: tests/gpu has real graphs")
     triton, reference = kernels.TritonKernels(), Reference()
     generator = torch.Generator().manual_seed(3)
-    spans = StaticSpans(SIZE, BLOCK, BlockRoom(BLOCKS, CPU))
+    spans, _ = static(size, (4,))
     for seed in (5, 6):
-        spans.place(lies_of(seed))
-        own = Spans(lies_of(seed), BLOCK)
+        lies = lies_of(size, seed)
+        spans.place(lies)
+        own = Spans(lies, BLOCK)
         cache = torch.full((2 * BLOCKS, BLOCK, 32), torch.nan)
-        for span in range(SIZE):
+        for span in range(len(own)):
             for each in (own.slots(span), own.slots(span) + BLOCK):
                 cache.view(-1, 32)[each] = torch.randn(len(each), 32, generator=generator)
-        k, v = torch.randn(2, SIZE, 32, generator=generator)
-        query = torch.randn(SIZE, 4, 16, generator=generator)
+        k, v = torch.randn(2, size.rows, 32, generator=generator)
+        query = torch.randn(size.rows, 4, 16, generator=generator)
         expected = cache.clone()
         triton.write(cache, spans, k, v)
         reference.write(expected, own, k, v)
