@@ -44,7 +44,7 @@ _FIRST = (1, 2, 4)
 _EACH, _UP_TO, _THEN_EACH = 8, 256, 16  # distance between sizes from 8 on, and beyond 256
 # Steps with prompts: larger ones keep a GPU busy for longer than the host takes to launch their kernels.
 _WITH_PROMPTS = (16, 32, 64, 128, 192, 256, 320, 384, 512, 640)
-_MOST_CHUNKS = 33  # one of them is padding: for each there may be a piece of attention that does nothing
+_MOST_CHUNKS = 33  # one of them, or one decode, is padding: for each attention may have a piece that does nothing
 _MOST_PLACES = 1 << 22  # of blocks: 32 MB, for 67 million tokens with 16 in each
 _MIB = 1 << 20
 
@@ -106,7 +106,7 @@ class StepGraphs:
         `vocabulary` is the number of logits of a token.
         """
         self._sizes = [StepSize(size, size) for size in sizes(most)]
-        self._sizes += [StepSize(size, min(size, most), _MOST_CHUNKS) for size in sizes_with_prompts(most_tokens)]
+        self._sizes += [StepSize(size, min(size, most + 1), _MOST_CHUNKS) for size in sizes_with_prompts(most_tokens)]
         self._forward, self._capture = forward, capture
         self._logits = torch.empty((most, vocabulary), device=device)
         self._block_size, self._device, self._scratch = block_size, device, scratch
