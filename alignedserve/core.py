@@ -543,6 +543,13 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum([len(chunk.tokens) for chunk in self.chunks]) + len(self.decodes)
 
+    def continues(self, before: StepPlan) -> bool:
+        """Return whether this step needs what the step before does: a token that it samples, or KV of a chunk."""
+        begun = {(chunk.request, chunk.start + len(chunk.tokens)) for chunk in before.chunks}
+        return any(decode.token is None for decode in self.decodes) or any(
+            (chunk.request, chunk.start) in begun for chunk in self.chunks
+        )
+
 
 class FormOrder:
     """An order about the form of KV to the device (others: forms/orders.py; performed: forms/device/performing.py)."""

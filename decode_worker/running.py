@@ -4,12 +4,15 @@
     step N + 1       planned ─▶ waits on the device ─▶ runs ───────────────────▶
 
 While step N runs, step N + 1 is planned ahead, so that the device never waits for the worker. The results of step N are
-not known then, so only what no result can change is planned ahead: all decodes go on. A request in step N has as its
-input in N + 1 the token that N samples. A request that must end with that token is left out. If a request turns out to
-have ended, its result in N + 1 is dropped, and its blocks are free when N + 1 has ended. If the host has a say in a
-request's next token (penalties, a grammar: all with a History), the request sits out one step.
+not known then, so only what no result can change is planned ahead: all decodes go on, and all prompts of N, as long as
+no other prompt waits. A request in step N has as its input in N + 1 the token that N samples, also where N has the last
+chunk of the prompt. A prompt that N cuts goes on behind that chunk, without a token of N; N + 1 has as many tokens as
+N, and takes about as long as the newest step that the scheduler planned by itself. A request that must end with the
+token of N is left out. If a request turns out to have ended, its result in N + 1 is dropped; its blocks are free when
+N + 1 has ended. If the host has a say in a request's next token (penalties, a grammar: all with a History), the request
+sits out one step.
 
-All else (prompts of documents, requests that join or leave) is decided with no step in flight: the device waits once.
+All else (new prompts, requests that join or leave) is decided with no step in flight: the device waits once.
 Prompts of chats need not wait on a CPU, where the step in flight can pause for them (pausing.py).
 """
 
@@ -36,6 +39,7 @@ from alignedserve.worker.owners import Outputs
 from alignedserve.worker.part import FormPart, Worker, WorkerPart
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
+from alignedserve.worker.step.step_builder import chunk_of
 from alignedserve.worker.step.view import PlannedStep, RanStep, StepAhead, StepView
 
 
@@ -74,6 +78,7 @@ class Stepping(WorkerPart):
         self._shares = CallerShares(self._limits.max_batch, self._pace, self._queue.waiting)
         self._pauses = Pauses(worker)
         self._all_run = False  # whether the newest choice left out no request that could decode
+        self._planned_s = 0.0  # the time of the newest choice, as predicted
         self.num_ahead_steps = 0  # planned while another ran
 
     def plan(self, now: float) -> list[Command]:
@@ -95,7 +100,7 @@ class Stepping(WorkerPart):
         self._counts.count_decodes(selection.decodes, selection.is_grouped)
         self._shares.count(selection, self._here.running_of)
         before += self._memory.orders()
-        decodes = decodes_of(selection.decodes)
+        decodes, self._planned_s = decodes_of(selection.decodes), selection.predicted_s
         self._all_run = len(decodes) == len(self._here.residents)
         if not self._all_run and self._memory.decodes:
             chosen = [*selection.decodes, *map(self._here.running_of, selection.chunks)]
@@ -235,18 +240,23 @@ class Stepping(WorkerPart):
         """Plan the step after `step`, which runs, where no result of `step` changes which requests run."""
         if not self._steps.takes_next or not self._is_settled(step, now):
             return []
-        in_step = {part.request: part for part in step.decodes}
+        in_step = {part.request: part for part in step.parts}
         decodes, going, sitting_out = list[Decode](), list[WorkerRequest](), list[WorkerRequest]()
-        for running in self._here.residents.values():
+        cut = list[tuple[WorkerRequest, int]]()  # prompts, and how many tokens the running step has of each
+        for running in self._here.seated:
             part = in_step.get(running.request.id)
             if part is not None and not running.is_at(part):  # joined since
                 part = None
+            tokens = len(part.tokens) if isinstance(part, Chunk) else 1
+            if isinstance(part, Chunk) and not part.is_last:
+                cut.append((running, tokens))
+                continue
             if part is not None and running.history is not None:
                 sitting_out.append(running)  # until the step after that
                 continue
             if part is not None and part.index + 1 >= running.request.max_tokens:
                 continue
-            start = running.prefix if part is None else part.start + 1
+            start = running.prefix if part is None else part.start + tokens
             if not running.kv.has_place(start, self._limits.block_size) and not self._memory.take_for(running, 1):
                 return []
             going.append(running)
@@ -254,25 +264,69 @@ class Stepping(WorkerPart):
                 decodes += decodes_of((running,))
             else:  # the token is not known yet
                 index, adapter = part.index + 1, part.adapter
-                decodes.append(Decode(part.request, None, start, running.kv, part.sampling, index, adapter=adapter))
-        shape = Shape.build(prefixes=[decode.num_before for decode in decodes])
+                decodes.append(
+                    Decode(part.request, None, start, running.kv, running.request.sampling, index, adapter=adapter)
+                )
+        chunks = self._chunks_behind(step, cut, len(decodes))
+        if chunks is None:
+            return []
+        shape = Shape.build(
+            [(len(chunk.tokens), chunk.num_before) for chunk in chunks], [decode.num_before for decode in decodes]
+        )
         predicted_s = self._pace.cost.seconds(shape)
-        ahead = StepAhead(going, sitting_out, step.predicted_s, predicted_s)
+        ahead = StepAhead(going, sitting_out, step.predicted_s, predicted_s, chunks, self._planned_s)
         if not self._scheduler.goes_on(ahead, self._memory.context(now)):
             return []
         self._counts.count_decodes(going)
         self.num_ahead_steps += 1
-        return self._begin(PlannedStep(going, (), shape, predicted_s), tuple(decodes))
+        return self._begin(PlannedStep(going, chunks, shape, predicted_s), tuple(decodes))
+
+    def _chunks_behind(
+        self, step: StepPlan, cut: Sequence[tuple[WorkerRequest, int]], num_decodes: int
+    ) -> tuple[Chunk, ...] | None:
+        """Return the next chunks of prompts that the running step has cut, so that the next step has as many tokens;
+        None where there is no place for one of these prompts."""
+        left, chunks = step.num_tokens - num_decodes, list[Chunk]()
+        if cut and num_decodes and not step.decodes:
+            return None  # the scheduler may run prompts by themselves
+        for running, tokens in cut:
+            if left < 1:
+                return None
+            chunk = chunk_of(running, left, tokens)
+            if not running.kv.has_place(chunk.start + len(chunk.tokens) - 1, self._limits.block_size):
+                return None
+            chunks.append(chunk)
+            left -= len(chunk.tokens)
+        return tuple(chunks)
 
     def _is_settled(self, step: StepPlan, now: float) -> bool:
-        """Return whether every request here decodes in the step, or has joined since, and has memory to go on."""
-        has_prompts = step.chunks or self._queue.waiting or self._here.unfinished or self._here.among(State.ASKING)
-        if has_prompts or self._steps.runs_in_vain or not self._all_run or self._leaving.ready:
+        """Return whether every request here runs in the step, or has joined since, and has memory to go on."""
+        if self._queue.waiting or self._here.among(State.ASKING) or not self._prompts_are_settled(step):
+            return False
+        if self._steps.runs_in_vain or not self._all_run or self._leaving.ready:
             return False
         first = self._seats.next_candidate(now)
         if first is not None and self._seats.cannot_wait(first, now):
             return False  # requests leave for the candidate before the next step
         return self._elsewhere.has_room_ahead
+
+    def _prompts_are_settled(self, step: StepPlan) -> bool:
+        """Return whether the step has a chunk of every prompt here, and brings nothing but KV and first tokens; all of
+        them decode here."""
+        if not step.chunks:
+            return not self._here.unfinished
+        if step.draws or self._steps.takes_amid or self._limits.fold is not None:
+            return False
+        chunks = {chunk.request: chunk for chunk in step.chunks}
+        if any(chunk.scoring is not None or chunk.pooling is not None for chunk in step.chunks):
+            return False
+        return all(
+            (chunk := chunks.get(prompt.request.id)) is not None
+            and prompt.is_at(chunk)
+            and prompt.prefix == chunk.start
+            and not prompt.decode
+            for prompt in self._here.unfinished
+        )
 
 
 MOST_ALIKE = 15  # steps of the same decodes that are charged like an earlier one

@@ -50,23 +50,24 @@ class DeviceQueue:
         self._worker = ThreadPoolExecutor(1, "work", start)
         self._reader = ThreadPoolExecutor(1, "reading", start)
         self._reading: Future[None] | None = None  # of the newest step that was begun
-        self._has_failed = False  # whether that step has failed
+        self._failed: StepPlan | None = None  # that step, if it has failed
         self._broken: Exception | None = None  # the error after which no more work is done
         self._read_at = 0.0  # when the newest result was read
 
     def step(self, plan: StepPlan, begin: Callable[[StepPlan], Begun], post: Post) -> None:
-        """Queue a step. A step that continues from a failed step fails too: its input tokens do not exist."""
+        """Queue a step. A step that continues a failed step fails too: its input tokens, or KV before, do not exist."""
 
         def work() -> None:
             began = perf_counter()
-            if self._has_failed and any(decode.token is None for decode in plan.decodes):
+            if self._failed is not None and plan.continues(self._failed):
+                self._failed = None
                 failed = StepResult(plan.number, (), failure=StepFailure("the step before it has failed"))
                 self._reading = self._reader.submit(post, StepDone(failed, 0.0))
                 return
             paused_s = self._paused_s
             begun = begin(plan)
             began += self._paused_s - paused_s
-            self._has_failed = begun.has_failed
+            self._failed = plan if begun.has_failed else None
             if isinstance(begun, Done) and not self._is_reading:  # nothing to wait for: no other thread is woken
                 self._read(begun, began, post)
             else:

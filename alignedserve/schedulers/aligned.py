@@ -37,6 +37,7 @@ HELD_TO = 0.75  # of the time of a step: prompts of documents beside chats that 
 # times of the step's decodes.
 OF_FIRST, OF_DECODES = 0.5, 2.0
 OF_PAUSED = 1.5  # least time of a step with documents that leaves room for a pause, in times of the step's decodes
+MOST_LONGER = 1.05  # times the newest step that was planned in full: a step ahead that goes on with its prompts
 MOST_WITHOUT = 4  # steps on end that leave documents out for prompts of chats; weighed with `plan_amid`
 _ROUNDING_S = 1e-9  # slack is kept as an instant
 _AT_A_TIME = 32  # decodes, or prompts that wait, that are looked at
@@ -109,7 +110,7 @@ class Aligned(Scheduler):
     def goes_on(self, ahead: StepAhead, at: StepContext) -> bool:
         if self._near is not None and self._near.leaves_some_out:
             return False
-        return super().goes_on(ahead, at) and is_in_time(ahead, at)
+        return fits_ahead(ahead, at, self.most) and is_in_time(ahead, at)
 
     def plan_amid(self, view: StepView, most_s: float) -> PlannedStep:
         """Return the prompts of chats that run in a pause of the running step (ConServe, FlowPrefill).
@@ -407,6 +408,14 @@ def room_for_pause_s(bound: float, view: StepView) -> float:
     return max(room_s, OF_PAUSED * estimate_of(view.decodes, at).seconds) if 3 * room_s >= bound else inf
 
 
+def fits_ahead(ahead: StepAhead, at: StepContext, most: int) -> bool:
+    """Return whether a step that goes on with decodes and prompts has places for all, and takes about as long as the
+    newest step that was planned with all that is here in view."""
+    if ahead.chunks and ahead.predicted_s > MOST_LONGER * ahead.planned_s:
+        return False
+    return 0 < ahead.num_tokens <= at.room and len(ahead.decodes) + len(ahead.chunks) <= most
+
+
 def is_in_time(ahead: StepAhead, at: StepContext) -> bool:
     """Return whether no chat's gap exceeds the promise, and a chat that comes waits for both steps `calm_s` at most.
 
@@ -416,4 +425,11 @@ def is_in_time(ahead: StepAhead, at: StepContext) -> bool:
     together_s = ahead.running_s + ahead.predicted_s
     gaps = [(running, ahead.predicted_s) for running in ahead.decodes] + [(each, together_s) for each in ahead.paused]
     of_rt = [(gap_s, running.promise.tbt_s) for running, gap_s in gaps if running.promise.is_rt]
-    return together_s <= at.calm_s and all(gap_s <= at.careful_s(tbt_s, Kind.DECODE) for gap_s, tbt_s in of_rt)
+    kind = Kind.MIXED if ahead.chunks else Kind.DECODE
+    if ahead.chunks and any(
+        running.promise.is_rt
+        and together_s > at.careful_s(running.promise.next_due_at + running.promise.tbt_s - at.now)
+        for running in ahead.decodes
+    ):
+        return False  # the running step took some of the time
+    return together_s <= at.calm_s and all(gap_s <= at.careful_s(tbt_s, kind) for gap_s, tbt_s in of_rt)

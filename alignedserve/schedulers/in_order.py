@@ -5,7 +5,14 @@ All decodes come first where they fit together. Then each request, in order, get
 
 from __future__ import annotations
 
-from alignedserve.schedulers.aligned import is_in_time, is_worth_gaps, prompt_budget, step_bounds, waiting_in_order
+from alignedserve.schedulers.aligned import (
+    fits_ahead,
+    is_in_time,
+    is_worth_gaps,
+    prompt_budget,
+    step_bounds,
+    waiting_in_order,
+)
 from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.worker.step.ranks import in_turn, ranked
 from alignedserve.worker.step.request import WorkerRequest
@@ -31,7 +38,7 @@ class InOrder(Scheduler):
         return step.selection
 
     def goes_on(self, ahead: StepAhead, at: StepContext) -> bool:
-        return super().goes_on(ahead, at) and is_in_time(ahead, at)
+        return fits_ahead(ahead, at, self.most) and is_in_time(ahead, at)
 
 
 class InOrderStep(StepBuilder):

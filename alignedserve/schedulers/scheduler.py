@@ -66,8 +66,10 @@ class Scheduler(OwnPolicy):
         raise NotImplementedError
 
     def goes_on(self, ahead: StepAhead, at: StepContext) -> bool:
-        """Return whether exactly these decodes may be planned now as the step after the running step."""
-        return 0 < len(ahead.decodes) <= min(at.room, self.most)
+        """Return whether exactly these requests may be planned now as the step after the running step.
+
+        A scheduler may do something else with prompts that have begun, so it is asked by `plan`."""
+        return not ahead.chunks and 0 < len(ahead.decodes) <= min(at.room, self.most)
 
     def seating_order(self, waiting: WaitingPrompts, ran: RanStep) -> Iterable[WorkerRequest]:
         """Return the waiting prompts in the order of seating, where `plan` gives no seats."""

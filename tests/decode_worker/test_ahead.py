@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from alignedserve.core import (
     Decode,
     FinishReason,
     KvForm,
+    Pooling,
     Request,
     Sampling,
     ServiceClass,
@@ -26,7 +28,7 @@ from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.protocol.commands import Command, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, MemberJoined, StepDone, TimerFired
 from alignedserve.protocol.messages import ROUTER, Acknowledge, Batch, Cancel, Output, Prefill, Tokens
-from alignedserve.scheduling.policy import Cache, Layout, Policy, Room
+from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room, SchedulerName
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.steps import IDLE_S
 from tests.samples import POOL_MEMBER, STOP, entry, request, said
@@ -45,7 +47,7 @@ class Bench:
         self.worker = decode_core(WorkerSetup(limits, policy, look_ahead=1))
         self.plans: list[StepPlan] = []  # plans that were ordered, in their order
         self.outputs: list[Output] = []
-        self._num_ended = self._num_copies = 0
+        self.num_ended = self._num_copies = 0
         self.worker.handle(MemberJoined(POOL_MEMBER), 0.0)
 
     def _take(self, commands: Sequence[Command]) -> None:
@@ -73,18 +75,18 @@ class Bench:
         self, *sampled: tuple[str, int], unsampled: tuple[str, ...] = (), failure: StepFailure | None = None
     ) -> None:
         """End the running step with these sampled tokens, or with a failure."""
-        number = self.plans[self._num_ended].number
-        self._num_ended += 1
+        number = self.plans[self.num_ended].number
+        self.num_ended += 1
         self._take(self.worker.handle(StepDone(StepResult(number, sampled, unsampled, failure=failure)), 0.0))
 
     @property
     def running(self) -> list[str]:
-        return names(self.plans[self._num_ended])
+        return names(self.plans[self.num_ended])
 
     @property
     def ahead(self) -> StepPlan | None:
         """Return the plan that waits behind the running step, if there is one."""
-        left = self.plans[self._num_ended :]
+        left = self.plans[self.num_ended :]
         return left[1] if len(left) > 1 else None
 
     @property
@@ -156,7 +158,8 @@ def test_its_next_attempt_is_not_taken_for_it() -> None:
     bench.ends(("a", 9))
     bench.ends(("a", 9))
     assert not bench.outputs
-    assert [part.request for part in bench.last.chunks] == ["a"]
+    assert [part.request for part in bench.plans[-2].chunks] == ["a"]
+    assert [(decode.request, decode.token, decode.index) for decode in bench.last.decodes] == [("a", None, 2)]
 
 
 def test_a_request_with_penalties_sits_out_a_step() -> None:
@@ -185,15 +188,131 @@ def test_a_request_that_joins_meanwhile_is_in_the_next_step() -> None:
     assert [(decode.request, decode.token) for decode in bench.last.decodes] == [("a", None), ("b", 7)]
 
 
-def test_with_a_prompt_before_it_nothing_is_planned_ahead() -> None:
+def test_while_a_prompt_waits_nothing_is_planned_ahead() -> None:
     bench = Bench()
     bench.joins(A)
     bench.hears(Prefill(B))
     bench.ends(("a", 9))
     assert bench.ahead is None
     bench.ends(("a", 9))
-    assert [part.request for part in bench.last.parts] == ["b", "a"]
-    assert bench.ahead is None, "a prompt is in the step"
+    assert [part.request for part in bench.plans[-2].parts] == ["b", "a"]
+    assert [(decode.request, decode.token, decode.start) for decode in bench.last.decodes] == [
+        ("a", None, 6),
+        ("b", None, 3),
+    ], "the first token of b is there by then"
+
+
+ROOMY = replace(LIMITS, num_blocks=64)
+
+
+def prompts_of(plan: StepPlan | None) -> list[tuple[str, int, int, bool]]:
+    """Return the chunks of a plan: where each begins and ends, and whether it is the last."""
+    chunks = () if plan is None else plan.chunks
+    return [(chunk.request, chunk.start, chunk.start + len(chunk.tokens), chunk.is_last) for chunk in chunks]
+
+
+def long(name: str, tokens: int, **changed: Any) -> Request:
+    return replace(request(name, max_tokens=9), prompt=tuple(range(10, 10 + tokens)), **changed)
+
+
+def test_a_prompt_goes_on_in_the_next_step_in_as_many_tokens_and_then_decodes() -> None:
+    bench = Bench(ROOMY)
+    bench.joins(request("a", max_tokens=20))
+    bench.hears(Prefill(long("p", 20)))
+    for _ in range(2):
+        bench.ends(("a", 9))
+    for _ in range(3):
+        plan = bench.plans[bench.num_ended]
+        bench.ends(*((part.request, 9) for part in plan.parts if part.sampling is not None))
+    mixed = bench.plans[2:]
+    assert [prompts_of(plan) for plan in mixed[:4]] == [
+        [("p", 0, 7, False)],
+        [("p", 7, 14, False)],
+        [("p", 14, 20, True)],
+        [],
+    ]
+    assert [names(plan) for plan in mixed[:4]] == [["a"]] * 3 + [["a", "p"]]
+    p = mixed[3].decodes[1]
+    assert (p.token, p.start, p.index) == (None, 20, 1)
+    assert [decode.token for plan in mixed[1:4] for decode in plan.decodes] == [None] * 4
+
+
+@pytest.mark.parametrize("token", [STOP, 9])
+def test_a_first_token_may_be_the_last(token: int) -> None:
+    bench = Bench(ROOMY)
+    bench.hears(Prefill(request("p", max_tokens=9 if token == STOP else 1)))
+    assert names(bench.ahead) == (["p"] if token == STOP else [])
+    bench.ends(("p", token))
+    assert bench.outputs[-1].finish is (FinishReason.STOP if token == STOP else FinishReason.LENGTH)
+    if token == STOP:
+        bench.ends(("p", 5))
+    assert len(bench.outputs) == 1
+    assert bench.blocks == 0
+
+
+def test_a_prompt_that_is_cancelled_keeps_its_blocks_until_both_steps_have_ended() -> None:
+    bench = Bench(ROOMY)
+    bench.hears(Prefill(long("p", 20)))
+    assert prompts_of(bench.ahead) == [("p", 8, 16, False)]
+    bench.hears(Cancel("p", 0))
+    bench.ends()
+    assert bench.blocks > 0
+    bench.ends()
+    assert bench.blocks == 0
+    assert not bench.worker.held["requests"]
+
+
+def test_a_chunk_that_failed_takes_the_next_chunk_with_it() -> None:
+    bench = Bench(ROOMY)
+    bench.hears(Prefill(long("p", 20)))
+    first, ahead = bench.plans
+    assert ahead.continues(first)
+    assert not first.continues(ahead)
+    bench.ends(failure=StepFailure("no memory"))
+    assert len(bench.plans) == 2
+    bench.ends()
+    assert prompts_of(bench.plans[2])[0][:2] == ("p", 0), "from where it was, in a smaller step"
+    assert len(bench.plans[2].chunks[0].tokens) < 8
+    assert not bench.plans[2].continues(first)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        long("p", 20, sampling=Sampling(prompt_logprobs=1)),
+        long("p", 6, pooling=Pooling()),
+    ],
+    ids=["scored", "a vector"],
+)
+def test_what_brings_more_than_a_token_is_not_followed(prompt: Request) -> None:
+    bench = Bench(ROOMY)
+    bench.hears(Prefill(prompt))
+    assert prompts_of(bench.last)
+    assert bench.ahead is None
+
+
+def test_a_prompt_with_penalties_sits_out_the_step_behind_its_first_token() -> None:
+    bench = Bench(ROOMY)
+    bench.joins(request("a", max_tokens=20))
+    bench.hears(Prefill(replace(long("p", 4), sampling=PENALISED)))
+    for _ in range(2):
+        bench.ends(("a", 9))
+    assert prompts_of(bench.plans[2]) == [("p", 0, 4, True)]
+    assert names(bench.ahead) == ["a"]
+    bench.ends(("a", 9), ("p", 9))
+    bench.ends(("a", 9))
+    assert [(decode.request, decode.token) for decode in bench.plans[4].decodes][1] == ("p", 9)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "is_ahead"),
+    [(SchedulerName.ALIGNED, True), (SchedulerName.SARATHI, False), (SchedulerName.VLLM_V1, False)],
+)
+def test_other_schedulers_are_asked_for_each_step_with_a_prompt(scheduler: SchedulerName, is_ahead: bool) -> None:
+    bench = Bench(ROOMY, replace(PLAIN, scheduler=scheduler, chunking=Chunking.FIXED, room=Room.WHOLE))
+    bench.hears(Prefill(long("p", 20)))
+    assert prompts_of(bench.plans[0])[0][3] is False
+    assert (bench.ahead is not None) is is_ahead
 
 
 def test_where_no_block_is_free_nothing_is_planned_ahead() -> None:

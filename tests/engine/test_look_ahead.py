@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.core import Decode, KvForm, Request, Sampling, StepFailure, StepPlan, StepResult, WorkerLimits
+from alignedserve.core import Chunk, Decode, KvForm, Request, Sampling, StepFailure, StepPlan, StepResult, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.engine import Engine
@@ -51,6 +51,7 @@ class Worker:
         self.core = decode_core(WorkerSetup(LIMITS, Policy(), look_ahead=look_ahead))
         self.hands = EngineHands(engine, directory / "arena", 8, verify=False, look_ahead=look_ahead)
         self.outputs: dict[str, list[int]] = {}
+        self.num_chunks_ahead = 0
         self._events: queue.Queue[Event | Exception] = queue.Queue()
 
     def serve(self, some: Sequence[Request]) -> dict[str, list[int]]:
@@ -67,6 +68,8 @@ class Worker:
         if isinstance(event, StepDone):
             event = replace(event, seconds=0.0)  # the time that the step took does not matter here
         for command in self.core.handle(event, 0.0):
+            if isinstance(command, RunStep) and self.core.steps.has_next:
+                self.num_chunks_ahead += len(command.plan.chunks)
             match command:
                 case Send(message=Tokens(outputs)):
                     for output in outputs:
@@ -82,7 +85,7 @@ def some_requests() -> list[Request]:
     return [
         replace(request(f"r{n}", max_tokens=9 + n), prompt=prompt_of(n, 5 + 3 * n), stop_tokens=(), sampling=sampling)
         for n, sampling in enumerate(samplings)
-    ]
+    ] + [replace(request("long", max_tokens=6), prompt=prompt_of(9, 90), stop_tokens=())]  # in several chunks
 
 
 @pytest.mark.parametrize("reads_later", [False, True])
@@ -99,8 +102,10 @@ def test_all_say_the_same(
     ahead = worker.serve(requests)
     until = plain["r1"].index(ends_with) + 1
     assert ahead == plain | {"r1": plain["r1"][:until]}
-    compare(reference_of(folder), requests[0].prompt, ahead["r0"], tally, "look-ahead")
+    for said in (requests[0], requests[-1]):
+        compare(reference_of(folder), said.prompt, ahead[said.id], tally, "look-ahead")
     assert worker.core.stepping.num_ahead_steps > 5
+    assert worker.num_chunks_ahead
 
 
 @pytest.mark.parametrize("reads_later", [False, True])
@@ -197,6 +202,25 @@ def test_a_step_that_goes_on_from_a_failed_step_fails_too() -> None:
     done = [posts.next() for _ in range(4)]
     in_order.close()
     assert all(isinstance(event, StepDone) for event in done)
+    failures = [event.result.failure for event in done if isinstance(event, StepDone)]
+    assert [failure is not None for failure in failures] == [True, True, False, False]
+    assert begun == [1, 3, 4]
+
+
+def test_a_chunk_behind_a_failed_chunk_fails_too_and_runs_from_there_again() -> None:
+    in_order, posts, begun = DeviceQueue(CPU), Posts(), list[int]()
+
+    def begin(plan: StepPlan) -> Done:
+        begun.append(plan.number)
+        return Done(StepResult(plan.number, (), failure=StepFailure("no memory") if plan.number == 1 else None))
+
+    def chunk(number: int, start: int, tokens: int) -> StepPlan:
+        return StepPlan(number, (Chunk("a", tuple(range(tokens)), start, KvForm((0, 1)), None),))
+
+    for plan in (chunk(1, 4, 8), chunk(2, 12, 8), chunk(3, 4, 4), chunk(4, 8, 4)):
+        in_order.step(plan, begin, posts)
+    done = [posts.next() for _ in range(4)]
+    in_order.close()
     failures = [event.result.failure for event in done if isinstance(event, StepDone)]
     assert [failure is not None for failure in failures] == [True, True, False, False]
     assert begun == [1, 3, 4]

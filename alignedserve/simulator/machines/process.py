@@ -16,7 +16,7 @@ from functools import partial
 from math import ceil, inf, ulp
 from typing import TYPE_CHECKING, Protocol
 
-from alignedserve.core import StepFailure, StepResult
+from alignedserve.core import StepFailure, StepPlan, StepResult
 from alignedserve.errors import CastOut
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunAmid, RunStep, SendKv
 from alignedserve.protocol.events import Event, StepDone
@@ -113,7 +113,7 @@ class Process(TurnLoop):
         self._began_at = self._ends_at = 0.0  # the work that runs; both move by the time of its pauses
         self._runs: Command | None = None
         self._is_paused = False
-        self._failed_step = 0  # number of the last step that had too little memory
+        self._failed_step: StepPlan | None = None  # the last step, if it had too little memory
         self._frozen_until = 0.0
         self._loop_hangs = self._work_hangs = False
         self._aside_until = 0.0  # when the copies that go on beside the steps are done
@@ -326,10 +326,11 @@ class Process(TurnLoop):
         trouble = self._world.trouble
         if trouble.has_begun and isinstance(work, RunStep):
             plan = work.plan
-            follows_failed = self._failed_step == plan.number - 1
-            needs_last_step = any(decode.token is None for decode in plan.decodes) and follows_failed
-            if needs_last_step or not trouble.has_memory(self.member.name, plan.num_tokens, self._agenda.now):
-                self._failed_step = plan.number
+            failed, self._failed_step = self._failed_step, None
+            if failed is not None and plan.continues(failed):
+                return StepDone(StepResult(plan.number, (), failure=StepFailure("a fault")), seconds)
+            if not trouble.has_memory(self.member.name, plan.num_tokens, self._agenda.now):
+                self._failed_step = plan
                 return StepDone(StepResult(plan.number, (), failure=StepFailure("a fault")), seconds)
         return hands.finish(work, seconds)
 

@@ -297,20 +297,21 @@ def all_decodes(view: StepView, most: int, bounds: StepBounds = UNBOUNDED) -> Pl
     return found if found.predicted_s <= bounds.careful_s(at, Kind.DECODE) else None
 
 
-def chunk_of(prompt: WorkerRequest, most: int) -> Chunk:
-    """Return the next chunk of a prompt, of at most `most` tokens; all tokens of a prompt that runs whole."""
-    request = prompt.request
-    size = prompt.num_ahead if request.runs_whole else min(prompt.most_in_chunk, most)
-    whole = size == prompt.num_ahead
+def chunk_of(prompt: WorkerRequest, most: int, running: int = 0) -> Chunk:
+    """Return the next chunk of a prompt, of at most `most` tokens; all tokens of a prompt that runs whole. The chunk
+    comes behind `running` tokens, which the running step has; these are not scored."""
+    request, start, left = prompt.request, prompt.prefix + running, prompt.num_ahead - running
+    size = left if request.runs_whole else min(prompt.most_in_chunk, most, left)
+    whole = size == left
     return Chunk(
         request=request.id,
-        tokens=prompt.tokens(prompt.prefix, prompt.prefix + size),
-        start=prompt.prefix,
+        tokens=prompt.tokens(start, start + size),
+        start=start,
         kv=prompt.kv,
         sampling=request.sampling if whole and prompt.has_tokens else None,
         index=len(prompt.output),
         history=prompt.history if whole else None,
-        scoring=prompt.scoring(prompt.prefix + size),
+        scoring=prompt.scoring(start + size),
         pooling=request.pooling if whole else None,
         adapter=prompt.request.adapter,
     )

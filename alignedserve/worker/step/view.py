@@ -3,7 +3,7 @@
 StepView     the requests: decodes, seated prompts, prompts that wait; and memory for the step (seating.py)
 StepContext  the facts beside the requests: the time, the cost model, the limits of a step
 RanStep      what ran last, on which turns depend
-StepAhead    the step that would go on with the decodes of the running step
+StepAhead    the step that would go on with the requests of the running step
 PlannedStep  the answer: what runs, which prompts get a seat, which requests lose theirs
 """
 
@@ -87,12 +87,18 @@ class StepView(NamedTuple):
 
 
 class StepAhead(NamedTuple):
-    """The step after the running step, if the same decodes go on."""
+    """The step after the running step, if the same requests go on."""
 
     decodes: Sequence[WorkerRequest]
     paused: Sequence[WorkerRequest]  # decodes that sit out the step
     running_s: float  # time of the running step
     predicted_s: float  # time of the step
+    chunks: tuple[Chunk, ...] = ()  # of the prompts that the running step has begun, no more tokens than it has
+    planned_s: float = 0.0  # time of the newest step that the scheduler planned by itself
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.decodes) + sum([len(chunk.tokens) for chunk in self.chunks])
 
 
 @dataclass(slots=True)
