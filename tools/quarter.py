@@ -81,7 +81,7 @@ def tests(name: str, *paths: str) -> tuple[str, ...]:
 
 
 DECODES = ("captured", "ahead", "host", "gpu", "rate", "bandwidth", "sampled")
-PROMPTS = ("rate", "products", "step", "gpu")
+PROMPTS = ("rate", "products", "step", "captured", "ahead", "host", "of_gpu", "gpu")  # "step": before it was captured
 SERVED = ("requests.finished", "attainment", "tokens_in_time", "tokens_per_s", "ttft_s.p50", "ttft_s.p99", "tpot_s.p50",
     "gap_s.p99")  # fmt: skip
 STEPS = (
@@ -92,7 +92,7 @@ STEPS = (
     Step("a", "draws", gpu("gpu_ceilings", "draws"), 40, "Tokens drawn from logits, and masks"),
     Step("a", "decode", gpu("gpu", "decode"), 80, "Decode steps of the 8B", DECODES),
     Step("a", "kernels", gpu("gpu", "kernels"), 40, "What a step's time goes to"),
-    Step("a", "prompts", gpu("gpu", "prompts"), 50, "Prompts, alone and beside decodes", PROMPTS),
+    Step("a", "prompts", gpu("gpu", "prompts"), 60, "Prompts, alone and beside decodes", PROMPTS),
     Step("a", "attention", gpu("gpu_ceilings", "attention"), 40, "Attention beside other libraries"),
     Step("b", "server", gpu("gpu_server", "streams,beside,shared,kill"), 150, "The whole server", SERVED),
     Step("b", "separate", gpu("gpu_server", "separate"), 70, "Prompts and decodes apart, on one GPU"),

@@ -72,7 +72,7 @@ from alignedserve.lab.devices.devices import Model
 PARTS = ("warm", "decode", "kernels", "prompts", "copies", "quantised")
 LEFT = 4 << 30  # bytes beside the cache, for steps, graphs and the data of measurements
 ON_CPU = 1 << 28  # bytes of the cache in a dry run
-MOST_BATCH = 256
+MOST_BATCH, STEP_TOKENS = 256, 2048
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, top_p=0.95)
 DECODES = [(batch, 1000) for batch in (1, 8, 32, 64, 128, 256)] + [(1, 8000), (16, 8000)]
 EAGER = [(1, 1000), (64, 1000)]
@@ -82,6 +82,7 @@ JOINING = 8_000 // PAGE * PAGE  # tokens of a request that joins others
 PROMPTS = [(512, 0), (2048, 0), (8192, 0), (512, 8000)]  # tokens, and those before them
 QUANTISED, SHORT = (1, 8, 64), 64  # batches, and tokens before: nearly all that is read is weights
 MANY, MIXED = 64, (64, 128, 256, 512)  # decodes in a mixed step, and tokens of the prompt
+OF_BUSY = 1.1  # the time of a mixed step that is planned ahead, in times of that for which the GPU computes
 
 
 class Bench:
@@ -135,7 +136,8 @@ class Bench:
             left_out(f"graphs_{self.title}", why)
             return self.engine
         capture, least = CudaCapture(self.device), LEFT // 8
-        took = timed(lambda: self.engine.capture(MOST_BATCH, capture, lambda: free_memory(self.device) or 0, least))
+        free, most = (lambda: free_memory(self.device) or 0), STEP_TOKENS
+        took = timed(lambda: self.engine.capture(MOST_BATCH, capture, free, least, most_tokens=most))
         report(f"capture_{self.title}", took, "s")
         return self.engine
 
@@ -206,10 +208,13 @@ class Bench:
             {f"decode_{self.title}_batch_{batch}_prefix_{prefix}": plan for (batch, prefix), plan in plans.items()}
         )
 
-    def busy(self, plans: Mapping[str, StepPlan]) -> None:
-        """Report for how long the GPU computes in each step: last, as launches take longer once a profiler was on."""
-        for name, plan in plans.items():
-            report(f"{name}_gpu", busy(partial(self.capturing.step, plan)) * 1e3, "ms")
+    def busy(self, plans: Mapping[str, StepPlan]) -> dict[str, float]:
+        """Report for how long the GPU computes in each step, and return these seconds: last, as launches take longer
+        once a profiler was on."""
+        found = {name: busy(partial(self.capturing.step, plan)) for name, plan in plans.items()}
+        for name, took in found.items():
+            report(f"{name}_gpu", took * 1e3, "ms")
+        return found
 
     def fits(self, batch: int, prefix: int) -> bool:
         fits = batch * (prefix + BLOCK_SIZE) <= self.num_tokens
@@ -268,21 +273,28 @@ class Bench:
             share = (dense + attention) / took / self.products
             report(f"{name}_rate", tokens / took, "tokens/s")
             report(f"{name}_products", share, "share", goal=PREFILL_GOAL if tokens == 2048 else None, at_least=True)
-        if self.fits(MANY + 1, 1000):
-            plans |= self.mixed()
-        self.busy(plans)
+        mixed = self.mixed() if self.fits(MANY + 1, 1000) else {}
+        took = self.busy(plans | {name: plan for name, (plan, _) in mixed.items()})
+        for name, (_, ahead) in mixed.items():
+            if took[name]:
+                report(f"{name}_of_gpu", ahead / took[name], "times", goal=OF_BUSY if name.endswith("_256") else None)
 
-    def mixed(self) -> dict[str, StepPlan]:
-        """Report steps of decodes with some tokens of a prompt, and return the steps."""
-        engine, plans = self.capturing, dict[str, StepPlan]()
+    def mixed(self) -> dict[str, tuple[StepPlan, float]]:
+        """Report steps of decodes with some tokens of a prompt, and return the steps, with the seconds that each takes
+        where it is planned ahead."""
+        engine, plans = self.capturing, dict[str, tuple[StepPlan, float]]()
         alone = seconds(partial(engine.step, self.decodes([1000] * MANY)), 8)
         for tokens in MIXED if self.device.type == "cuda" else MIXED[:1]:
             plan = self.decodes([1000] * (MANY + 1))
             own, prompt = plan.decodes[-1].kv, self.prompt(tokens).chunks[0]
             plan = replace(plan, chunks=(replace(prompt, request="prompt", kv=own),), decodes=plan.decodes[:-1])
             name = f"mixed_{self.title}_{MANY}_decodes_{tokens}"
-            plans[name] = plan
-            report(f"{name}_step", seconds(partial(engine.step, plan), 8) * 1e3, "ms", baseline=alone * 1e3)
+            captured = seconds(partial(engine.step, plan), 8)
+            report(f"{name}_captured", captured * 1e3, "ms", baseline=alone * 1e3)
+            ahead, host = self.ahead(plan)
+            report(f"{name}_ahead", ahead * 1e3, "ms", baseline=captured * 1e3)
+            report(f"{name}_host", host * 1e3, "ms", baseline=ahead * 1e3)
+            plans[name] = plan, ahead
         return plans
 
     def copies(self) -> None:
