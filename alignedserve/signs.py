@@ -28,7 +28,7 @@ class Stage(Enum):
     ADAPTERS = "reads adapters"
     KERNELS = "tries kernels"
     RANKS = "waits for the other ranks"
-    GRAPHS = "captures decode steps"
+    GRAPHS = "captures steps"
     TURN = "waits for its turn to measure steps"
     STEPS = "measures steps"
     RUNS = "runs"

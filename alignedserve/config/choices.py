@@ -43,7 +43,7 @@ class LoadFormat(str, Enum):
 
 
 class Graphs(str, Enum):
-    """The choice of whether decode steps are captured as CUDA graphs and replayed."""
+    """The choice of whether steps are captured as CUDA graphs and replayed."""
 
     AUTO = "auto"  # where the device and the model allow it
     ON = "on"  # the start is refused where they do not

@@ -150,10 +150,10 @@ class EngineConfig:
         least=0,
     )
     cuda_graphs: Graphs = setting(
-        Graphs.AUTO, "whether decode steps on a GPU are captured once for each of some sizes, and replayed"
+        Graphs.AUTO, "whether steps on a GPU are captured once for each of some sizes, and replayed"
     )
     look_ahead: LookAhead = experiment(
-        LookAhead.AUTO, "decode steps that are planned while the step before runs; auto is 1 on a GPU, 0 on a CPU"
+        LookAhead.AUTO, "steps that a decode worker plans while the step before runs; auto is 1 on a GPU, 0 on a CPU"
     )
     profile_s: float = setting(
         10.0,

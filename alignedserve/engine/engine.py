@@ -210,7 +210,7 @@ class Engine:
 
     @property
     def why_no_graphs(self) -> str | None:
-        """Return why decode steps cannot be captured, or None where they can."""
+        """Return why steps cannot be captured, or None where they can."""
         if self.device.type != "cuda":
             return f"{self.device} has no graphs"
         if self.ranks.size > 1:
