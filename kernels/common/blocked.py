@@ -94,7 +94,8 @@ class BlockedLinear(QuantisedLinear):
 
     def below(self, first: int) -> Linear:
         bias = None if self.bias is None else self.bias[first:]
-        return BlockedLinear(self._kernels, self._blocks.unpacked.rows(slice(first, None)), bias, self.shape.dtype)
+        rows = torch.arange(first, self.shape.out, device=self.memory.device)
+        return BlockedLinear(self._kernels, self._blocks.rows(rows), bias, self.shape.dtype)
 
     @property
     def kind(self) -> Hashable:

@@ -7,8 +7,14 @@ nobody which experts a step has chosen:
     addresses   expert 0     expert 1     expert 2    ...
     up          0x7f...      0x7f...      0x7f...            each [2 * inner, hidden]: gate, then up
     up_bias     0            0            0                  0: there is none
+    up_scale    0            0            0                  of quantised weights
+    up_zero     0            0            0
     down        0x7f...      0x7f...      0x7f...            each [hidden, inner]
-    down_bias   0            0            0
+    ...
+
+Quantised weights stay so: a kernel multiplies rows as they are with the numbers that bytes stand for, which the dtypes
+of rows hold exactly, and scales the sums of each group of inputs in fp32. The layers that all rows take do otherwise
+with 8 bits: there rows become bytes too (fp8.py, triton/products.py).
 """
 
 from __future__ import annotations
@@ -18,12 +24,80 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from alignedserve.architectures.routing import Clamp, Routing, Scores
 from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.quantised import (
+    FP8,
+    AnyQuantised,
+    Fp8Weight,
+    Packing,
+    QuantisedLinear,
+    QuantisedWeight,
+)
 
 LEAST_SUM = 1e-20  # of shares, before they are divided by it
+HALF = 16  # inputs in the lower halves of bytes, before as many in the upper ones
+_LEAST_GROUP = 32  # inputs of a tile
+
+
+@dataclass(frozen=True)
+class ExpertPacking(Packing):
+    """A quantised weight of an expert: its outputs lie one after the other.
+
+    The memory is uint8 [outputs, inputs], of 4 bits [outputs, inputs / 2]: the numbers of files, two in a byte. Scales
+    and zeros are [groups, outputs].
+    """
+
+    is_float: bool
+
+    @classmethod
+    def from_weight(cls, weight: AnyQuantised) -> ExpertPacking | None:
+        """Return the weight packed; None where inputs have an order of their own, or tiles would have several groups
+        of inputs."""
+        scale, group = weight.scale.t().contiguous(), weight.group or weight.shape[1]
+        if len(scale) > 1 and group % _LEAST_GROUP:
+            return None
+        if isinstance(weight, Fp8Weight):
+            memory = weight.values.contiguous().view(torch.uint8)
+            return cls(memory, scale, None, None, weight.shape, 8, group, is_float=True)
+        if weight.order is not None:
+            return None
+        memory = weight.q
+        if weight.bits == 4:
+            halves = F.pad(memory, (0, -memory.shape[1] % (2 * HALF))).unflatten(1, (-1, 2, HALF))
+            memory = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
+        zero = None if weight.zero is None else weight.zero.t().to(scale.dtype).contiguous()
+        return cls(memory.contiguous(), scale, zero, None, weight.shape, weight.bits, group, is_float=False)
+
+    @property
+    def has_one_group(self) -> bool:
+        return len(self.scale) == 1
+
+    @property
+    def form(self) -> Hashable:
+        """Return what kernels are compiled for."""
+        return self.bits, self.is_float, self.has_one_group or self.group, self.scale.dtype, self.zero is None
+
+    def rows(self, outputs: Tensor) -> AnyQuantised:
+        q, scale = self.memory[outputs], self.scale[:, outputs].t()
+        if self.is_float:
+            return Fp8Weight(q.view(FP8), scale, self.group)
+        if self.bits == 4:
+            halves = q.unflatten(1, (-1, 1, HALF))
+            q = torch.cat((halves & 15, halves >> 4), 2).flatten(1)[:, : self.shape[1]]
+        zero = None if self.zero is None else self.zero[:, outputs].t()
+        return QuantisedWeight(q, scale, zero, self.bits, self.group)
+
+
+class ExpertLinear(QuantisedLinear):
+    """A quantised layer of an expert: kernels run many at once, and one alone expands its weight."""
+
+    def __init__(self, packing: ExpertPacking, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self.packing = packing
+        super().__init__(packing, bias, dtype)
 
 
 @dataclass(frozen=True)
@@ -36,16 +110,25 @@ class ExpertWeights:
 
     @cached_property
     def addresses(self) -> Tensor:
-        """Return int64 [4, experts], as drawn above, of experts of plain numbers, alike in shape, dtype and biases."""
-        for layers in (self.ups, self.downs):
-            if len({(layer.shape, layer.bias is None) for layer in layers}) != 1 or layers[0].packed:
-                raise ValueError("experts that run at once must have weights alike")
+        """Return int64 [8, experts], as drawn above, of experts that are alike."""
+        if not self.are_alike:
+            raise ValueError("experts that run at once must have weights alike")
         rows = [
             [0 if of is None else of.data_ptr() for of in column]
             for layers in (self.ups, self.downs)
-            for column in ([layer.memory for layer in layers], [layer.bias for layer in layers])
+            for column in zip(*map(_tensors_of, layers), strict=True)
         ]
         return torch.tensor(rows, dtype=torch.int64, device=self.ups[0].memory.device)
+
+    @property
+    def are_alike(self) -> bool:
+        """Return whether one kernel can run all experts: they have one shape and form, and biases or none."""
+        return all(len({*map(_kind, layers)}) == 1 and not layers[0].packed for layers in (self.ups, self.downs))
+
+    @cached_property
+    def packings(self) -> Sequence[ExpertPacking | None]:
+        """Return what the weights of up and of down are like, where they are quantised."""
+        return [_packing(layers[0]) for layers in (self.ups, self.downs)]
 
     def __len__(self) -> int:
         return len(self.ups)
@@ -53,8 +136,7 @@ class ExpertWeights:
     @property
     def kind(self) -> Hashable:
         """Return what layers have in common for which kernels are compiled and measured once."""
-        layers = self.ups[0], self.downs[0]
-        return len(self), self.taken, self.clamp, *((layer.shape, layer.bias is None) for layer in layers)
+        return len(self), self.taken, self.clamp, _kind(self.ups[0]), _kind(self.downs[0])
 
     @property
     def hidden(self) -> int:
@@ -67,6 +149,20 @@ class ExpertWeights:
     @property
     def dtype(self) -> torch.dtype:
         return self.ups[0].shape.dtype
+
+
+def _packing(layer: Linear) -> ExpertPacking | None:
+    return layer.packing if isinstance(layer, ExpertLinear) else None
+
+
+def _kind(layer: Linear) -> Hashable:
+    packing = _packing(layer)
+    return layer.shape, layer.bias is None, layer.memory.dtype if packing is None else packing.form
+
+
+def _tensors_of(layer: Linear) -> tuple[Tensor | None, ...]:
+    packing = _packing(layer)
+    return layer.memory, layer.bias, *((None, None) if packing is None else (packing.scale, packing.zero))
 
 
 def route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -24,10 +24,13 @@ _EACH = 16  # inputs and outputs are a multiple of this in torch's product
 RowsInFp8 = Callable[[Tensor], tuple[Tensor, Tensor]]  # from rows to rows of fp8, and the scale of each, [rows, 1]
 
 
-def stacked(weights: Sequence[Fp8Weight]) -> Fp8Weight:
-    """Return weights of the same inputs as one, the outputs of each after those of the one before."""
+def stacked(weights: Sequence[Fp8Weight]) -> Fp8Weight | None:
+    """Return weights of the same inputs as one, the outputs of each after those of the one before; None where their
+    groups differ."""
+    if len({weight.group for weight in weights}) > 1:
+        return None
     as_bytes = torch.cat([weight.values.view(torch.uint8) for weight in weights])
-    return Fp8Weight(as_bytes.view(FP8), torch.cat([weight.scale for weight in weights]))
+    return Fp8Weight(as_bytes.view(FP8), torch.cat([weight.scale for weight in weights]), weights[0].group)
 
 
 def in_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,6 +46,8 @@ def fp8_weight(weight: Tensor) -> Fp8Weight:
 
 def why_not_fp8(weight: Fp8Weight, dtype: torch.dtype) -> str | None:
     """Return why torch cannot multiply with this weight as it is, or None."""
+    if weight.group is not None:
+        return "their scales are of groups of inputs"
     if any(size % _EACH for size in weight.shape):
         return f"{weight.shape[0]}x{weight.shape[1]} are no multiples of {_EACH}"
     return why_none(weight.values.device, dtype)

@@ -105,10 +105,11 @@ class QuantisedWeight:
 
 @dataclass(frozen=True)
 class Fp8Weight:
-    """A weight [outputs, inputs] of 8-bit floats."""
+    """A weight [outputs, inputs] of 8-bit floats; with several groups of inputs only experts keep it so."""
 
     values: Tensor  # float8_e4m3fn [outputs, inputs]
-    scale: Tensor  # fp32 [outputs, 1]
+    scale: Tensor  # fp32 [outputs, groups]
+    group: int | None = None  # consecutive inputs of a group; None: there is one
 
     @property
     def memory(self) -> Tensor:
@@ -125,16 +126,17 @@ class Fp8Weight:
 
     def expanded(self) -> Tensor:
         """Return the weight in fp32."""
-        return self.values.float() * self.scale.float()
+        inputs = self.shape[1]
+        return self.values.float() * _by_input(self.scale, self.group or inputs, inputs)
 
     def rows(self, chosen: slice | Tensor) -> Fp8Weight:
         """Return the weight of some outputs."""
         as_bytes = self.values.view(torch.uint8)[chosen]  # torch indexes bytes everywhere
-        return Fp8Weight(as_bytes.view(FP8), self.scale[chosen])
+        return Fp8Weight(as_bytes.view(FP8), self.scale[chosen], self.group)
 
     def on(self, device: torch.device) -> Fp8Weight:
         """Return the weight on a device."""
-        return Fp8Weight(self.values.to(device), self.scale.to(device))
+        return Fp8Weight(self.values.to(device), self.scale.to(device), self.group)
 
 
 AnyQuantised: TypeAlias = QuantisedWeight | Fp8Weight
@@ -289,7 +291,7 @@ class Packing(ABC):
     group: int
 
     @abstractmethod
-    def rows(self, outputs: Tensor) -> QuantisedWeight:
+    def rows(self, outputs: Tensor) -> AnyQuantised:
         """Return the weight of some outputs, as files have it."""
 
     @property
@@ -297,7 +299,7 @@ class Packing(ABC):
         return self.memory.nbytes + self.scale.nbytes + (0 if self.zero is None else self.zero.nbytes)
 
     @property
-    def unpacked(self) -> QuantisedWeight:
+    def unpacked(self) -> AnyQuantised:
         return self.rows(torch.arange(self.shape[0], device=self.memory.device))
 
     def expanded(self) -> Tensor:
@@ -423,7 +425,8 @@ class PanelLinear(QuantisedLinear):
 
     def below(self, first: int) -> Linear:
         bias = None if self.bias is None else self.bias[first:]
-        return PanelLinear(self._panels.unpacked.rows(slice(first, None)), bias, self.library, self.shape.dtype)
+        rows = torch.arange(first, self.shape.out, device=self.memory.device)
+        return PanelLinear(self._panels.rows(rows), bias, self.library, self.shape.dtype)
 
     def _layer_in_c(self) -> CLayer:
         bias, of = None if self.bias is None else self.bias.data_ptr(), addressof(self._quantised_in_c)

@@ -17,6 +17,7 @@ result depends on which program is first.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,13 +26,14 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from alignedserve.architectures.routing import Routing, Scores
-from alignedserve.kernels.common.experts import LEAST_SUM, ExpertWeights
+from alignedserve.kernels.common.experts import HALF, LEAST_SUM, ExpertWeights
 from alignedserve.kernels.triton.launch import interpreting, power_of_2, processors, tuned
 
 TILE_ROWS = (16, 32, 64, 128)  # the first that holds the pairs of an expert where all have as many, or the most
 _MOST_FP32 = 32  # rows of a tile
 _SMALL_ROWS = 32  # of blocks that take longer to read an expert's weights than to multiply with them
 _SMALL_DEPTH = 32  # inputs of a tile of fp32
+_ALL = 1 << 30  # inputs of a group that has all of them
 _UNIT = 128  # inputs of a split are a multiple of it, and of every tile
 _LIKELY_OUTS = 64  # outputs that a tile is taken to have when the number of splits is chosen
 _WAVES = 2  # programs for each processor that splits aim at
@@ -41,6 +43,7 @@ _SCANNED = 1024  # pairs at a time
 _SUM_WIDTH = 1024
 _ALIGNED = 4  # numbers: for an address that is no multiple of 16 bytes Triton would compile another kernel
 _MOST_OF_WARP = 4096  # sums
+_MOST_TILE = 16 << 10  # bytes of a tile of weights
 _SHARED = 200 << 10  # bytes of shared memory that all stages of a tile may take, on GPUs that have most
 
 
@@ -149,15 +152,72 @@ def _place(
             tl.store(owners + first + each, tl.full((ALL,), -1, tl.int32), mask=first + each < blocks)
 
 
+@triton.jit
+def _numbers(q, zero, like, FLOATS: tl.constexpr, ON_CHIP: tl.constexpr, SHIFTS: tl.constexpr):
+    """Return what bytes stand for, but for their scale, in the dtype of `like`: exact where zeros are whole."""
+    if FLOATS and ON_CHIP:
+        number = q.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32)
+    elif FLOATS:  # sign, exponent and mantissa move to their places in fp32, whose exponents are 120 larger
+        bits = (q.to(tl.int8, bitcast=True).to(tl.int32) << 20) & -0x78100000
+        number = bits.to(tl.float32, bitcast=True) * 1329227995784915872903807060280344576.0
+        number = tl.where((q & 127) == 127, float("nan"), number)
+    else:
+        number = (q.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)  # 2^23 more than q
+        if SHIFTS:
+            number = number - 8388608.0 - zero
+        else:
+            number -= 8388608.0 + zero
+    return number.to(like.dtype)
+
+
+@triton.jit
+def _added(
+    acc,
+    own,
+    used,
+    rows,
+    upper,
+    scale,
+    zero,
+    has_output,
+    BITS: tl.constexpr,
+    FLOATS: tl.constexpr,
+    ON_CHIP: tl.constexpr,
+    SHIFTS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Add the products of a tile of weights with rows; those of the upper halves of bytes are with `upper` rows."""
+    weight = tl.load(own, mask=used, other=0)
+    if BITS == 0:
+        if WIDE:
+            weight = weight.to(tl.float32)
+        acc = tl.dot(weight, rows, acc, input_precision="ieee")
+    else:
+        less = 1 << (BITS - 1)  # the zero where there is no other
+        if SHIFTS:
+            less = tl.load(zero, mask=has_output, other=0.0).to(tl.float32)[:, None]
+        if BITS == 4:
+            number = _numbers(weight & 15, less, rows, FLOATS, ON_CHIP, SHIFTS)
+            made = tl.dot(number, rows, input_precision="ieee")
+            number = _numbers(weight >> 4, less, rows, FLOATS, ON_CHIP, SHIFTS)
+            made = tl.dot(number, upper, made, input_precision="ieee")
+        else:
+            made = tl.dot(_numbers(weight, less, rows, FLOATS, ON_CHIP, SHIFTS), rows, input_precision="ieee")
+        acc += made * tl.load(scale, mask=has_output, other=0.0).to(tl.float32)[:, None]
+    return acc
+
+
 def _fits(config: Any, arguments: Mapping[str, Any]) -> bool:
-    """Return whether a tile suits the rows, the dtype and the shared memory: few inputs of fp32, which has no tensor
-    cores; many sums need many warps."""
+    """Return whether a tile suits the rows, the dtype, the groups and the shared memory: few inputs of fp32, which has
+    no tensor cores; many sums need many warps."""
     outs, depth = config.kwargs["OUTS"], config.kwargs["DEPTH"]
-    size, sides = arguments["x"].dtype.itemsize, 1 + arguments["GATED"]
-    if (size == 4) != (depth == _SMALL_DEPTH):
+    size, sides, bits = arguments["x"].dtype.itemsize, 1 + arguments["GATED"], arguments["BITS"]
+    if (size == 4 or arguments["GROUP"] % 64 != 0) != (depth == _SMALL_DEPTH) or arguments["GROUP"] % depth:
         return False
-    staged = (sides * outs + arguments["ROWS"]) * depth * size * config.num_stages
-    return bool(staged <= _SHARED and sides * outs * arguments["ROWS"] <= _MOST_OF_WARP * config.num_warps)
+    tile = outs * depth * (bits or 8 * size) // 8
+    staged = (sides * tile + arguments["ROWS"] * depth * size) * config.num_stages
+    sums = sides * outs * arguments["ROWS"] * (2 if bits else 1)  # those of a tile are scaled before they are added
+    return bool(tile <= _MOST_TILE and staged <= _SHARED and sums <= _MOST_OF_WARP * config.num_warps)
 
 
 @tuned(
@@ -166,8 +226,9 @@ def _fits(config: Any, arguments: Mapping[str, Any]) -> bool:
         ({"OUTS": 64, "DEPTH": 64}, (4, 8)),
         ({"OUTS": 64, "DEPTH": 128}, (4,)),
         ({"OUTS": 128, "DEPTH": 64}, (8,)),
+        ({"OUTS": 128, "DEPTH": 128}, (8,)),
     ],
-    key=["inputs", "outputs", "ROWS", "GATED", "ALONE"],
+    key=["inputs", "outputs", "ROWS", "GATED", "ALONE", "BITS", "FLOATS", "GROUP"],
     stages=(3, 4),
     fits=_fits,
 )
@@ -180,6 +241,9 @@ def _by_expert(
     shares,
     weights,
     biases,
+    scales,
+    zeros,
+    scale,
     out,
     limit,
     slope,
@@ -194,12 +258,21 @@ def _by_expert(
     WEIGHS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ALONE: tl.constexpr,
+    BITS: tl.constexpr,
+    FLOATS: tl.constexpr,
+    ON_CHIP: tl.constexpr,
+    SHIFTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HALF: tl.constexpr,
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Multiply the rows of a block with the weight of its expert; TAKEN pairs in a row read the same row of x."""
+    """Multiply the rows of a block with the weight of its expert; TAKEN pairs in a row read the same row of x.
+
+    BITS are those of a quantised weight, or 0; of 4 bits HALF inputs lie in lower halves, then HALF in upper ones.
+    """
     block = tl.program_id(0)
     split = tl.program_id(2)
     expert = tl.load(owners + block)
@@ -210,31 +283,50 @@ def _by_expert(
     has_row = pair < pairs
     output = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     has_output = output < outputs
-    depth = tl.arange(0, DEPTH)
     begin = split * (split_units * UNIT)
     end = tl.minimum(begin + split_units * UNIT, inputs)
     dtype = x.dtype.element_ty
-    weight = tl.multiple_of(tl.load(weights + expert).to(tl.pointer_type(dtype)), 16)
-    own = weight + output.to(tl.int64)[:, None] * inputs + (begin + depth)[None, :]
+    SIDES: tl.constexpr = 2 if GATED else 1
+    STEP: tl.constexpr = DEPTH // 2 if BITS == 4 else DEPTH  # numbers or bytes of an output
+    at = tl.arange(0, STEP)
+    if BITS == 4:
+        depth = at // HALF * (2 * HALF) + at % HALF
+        at += begin // 2
+        of_output = tl.cdiv(inputs, 2 * HALF) * HALF
+    else:
+        depth = at
+        at += begin
+        of_output = inputs
+    weight = tl.load(weights + expert).to(tl.pointer_type(tl.uint8 if BITS else dtype))
+    own = tl.multiple_of(weight, 16) + output.to(tl.int64)[:, None] * of_output + at[None, :]
     of_rows = x + (pair // TAKEN).to(tl.int64)[None, :] * row_stride + (begin + depth)[:, None]
-    to_up = outputs.to(tl.int64) * inputs
+    to_up = outputs.to(tl.int64) * of_output
+    own_scale = tl.load(scales + expert).to(tl.pointer_type(scale.dtype.element_ty)) + output
+    own_zero = tl.load(zeros + expert).to(tl.pointer_type(scale.dtype.element_ty)) + output
     acc = tl.zeros((OUTS, ROWS), tl.float32)
     raised = tl.zeros((OUTS, ROWS), tl.float32)
     for first in range(begin, end, DEPTH):
         there = first + depth < inputs
         rows = tl.load(of_rows, mask=there[:, None] & has_row[None, :], other=0.0)
-        used = has_output[:, None] & there[None, :]
-        gate = tl.load(own, mask=used, other=0.0)
+        upper = rows
+        if BITS == 4:
+            upper_there = first + depth + HALF < inputs
+            upper = tl.load(of_rows + HALF, mask=upper_there[:, None] & has_row[None, :], other=0.0)
         if WIDE:
             rows = rows.to(tl.float32)
-            gate = gate.to(tl.float32)
-        acc = tl.dot(gate, rows, acc, input_precision="ieee")
+            upper = upper.to(tl.float32)
+        used = has_output[:, None] & there[None, :]
+        group = first // GROUP * (SIDES * outputs)
+        acc = _added(
+            *(acc, own, used, rows, upper, own_scale + group, own_zero + group, has_output),
+            *(BITS, FLOATS, ON_CHIP, SHIFTS, WIDE),
+        )
         if GATED:
-            up = tl.load(own + to_up, mask=used, other=0.0)
-            if WIDE:
-                up = up.to(tl.float32)
-            raised = tl.dot(up, rows, raised, input_precision="ieee")
-        own += DEPTH
+            raised = _added(
+                *(raised, own + to_up, used, rows, upper, own_scale + group + outputs, own_zero + group + outputs),
+                *(has_output, BITS, FLOATS, ON_CHIP, SHIFTS, WIDE),
+            )
+        own += STEP
         of_rows += DEPTH
     if WEIGHS:
         share = tl.load(shares + pair, mask=has_row, other=0.0)[None, :]
@@ -379,14 +471,15 @@ class _ExpertBlocks:
     def multiply(self, x: Tensor, out: Tensor, has_bias: bool, splits: int, *, is_gated: bool) -> None:
         """Write what up and gate, or down, make of the rows of x."""
         experts, outputs, inputs = self._experts, out.shape[-1], x.shape[1]
-        weights, biases = experts.addresses[:2] if is_gated else experts.addresses[2:]
-        clamp = experts.clamp
+        weights, biases, scales, zeros = experts.addresses.chunk(2)[0 if is_gated else 1]
+        clamp, packing = experts.clamp, experts.packings[0 if is_gated else 1]
 
         def grid(tile: Mapping[str, int]) -> tuple[int, int, int]:
             return (self._most, triton.cdiv(outputs, tile["OUTS"]), splits)
 
         _by_expert[grid](
-            *(x, x.stride(0), self._owners, self._order, self.shares, weights, biases, out),
+            *(x, x.stride(0), self._owners, self._order, self.shares, weights, biases, scales, zeros),
+            *(x if packing is None else packing.scale, out),
             *(0.0 if clamp is None else clamp.limit, 0.0 if clamp is None else clamp.slope),
             *(self.pairs, inputs, outputs, triton.cdiv(triton.cdiv(inputs, _UNIT), splits)),
             TAKEN=self._taken if is_gated else 1,
@@ -396,9 +489,21 @@ class _ExpertBlocks:
             WEIGHS=is_gated and experts.weighs_inputs,
             HAS_BIAS=has_bias,
             ALONE=self._is_alone,
+            BITS=0 if packing is None else packing.bits,
+            FLOATS=packing is not None and packing.is_float,
+            ON_CHIP=reads_fp8(x.device),
+            SHIFTS=packing is not None and packing.zero is not None,
+            GROUP=_ALL if packing is None or packing.has_one_group else packing.group,
+            HALF=HALF,
             WIDE=interpreting() and x.dtype is torch.bfloat16,
             ROWS=self._rows,
         )
+
+
+@cache
+def reads_fp8(device: torch.device) -> bool:
+    """Return whether instructions of the device turn 8-bit floats into others."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def tile_rows(pairs: int, experts: int, dtype: torch.dtype) -> int:

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
 from alignedserve.architectures.routing import Clamp
-from alignedserve.kernels.common.experts import ExpertWeights
+from alignedserve.kernels.common.experts import ExpertLinear, ExpertPacking, ExpertWeights
 from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.quantised import FP8, AnyQuantised, Fp8Weight, quantised
 from alignedserve.kernels.common.reference import Reference
 
 _ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+def in_fp8(weight: torch.Tensor, group: int) -> Fp8Weight:
+    """Return a weight as 8-bit floats with a scale for each output and group of inputs."""
+    inputs = weight.shape[1]
+    groups = torch.nn.functional.pad(weight, (0, -inputs % group)).unflatten(1, (-1, group))
+    scale = groups.abs().amax(2) / 448
+    return Fp8Weight((groups / scale[..., None]).flatten(1)[:, :inputs].to(FP8), scale, group)
+
+
+FORMS: Mapping[str, Callable[[torch.Tensor], AnyQuantised]] = {
+    "fp8": lambda weight: in_fp8(weight, 32),
+    "fp8 of one group": lambda weight: replace(in_fp8(weight, weight.shape[1]), group=None),
+    "int8": lambda weight: quantised(weight, 8, weight.shape[1]),
+    "int4": lambda weight: quantised(weight, 4, 32),
+    "int4 of large groups": lambda weight: quantised(weight, 4, 128),
+}
 
 
 @dataclass(frozen=True)
@@ -26,6 +45,7 @@ class MixtureCase:
     chosen: torch.Tensor  # [rows, experts of a row]
     shares: torch.Tensor
     beside: torch.Tensor  # [rows, hidden]: what is there before
+    form: str | None = None  # of FORMS, in which the weights are kept
 
     @classmethod
     def made(
@@ -64,9 +84,16 @@ class MixtureCase:
     def weights(self, kernels: Reference, device: torch.device) -> ExpertWeights:
         up_bias, down_bias = self.biases or (None, None)
 
+        def layer(own: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+            if self.form is None:
+                return kernels.linear(own.to(device), bias)
+            packing = ExpertPacking.from_weight(FORMS[self.form](own.float()).on(device))
+            assert packing is not None
+            return ExpertLinear(packing, bias, own.dtype)
+
         def layers(weight: torch.Tensor, bias: torch.Tensor | None) -> list[Linear]:
             biases = [None] * len(weight) if bias is None else [*bias.to(device)]
-            return [kernels.linear(own, of) for own, of in zip(weight.to(device), biases, strict=True)]
+            return [layer(own, of) for own, of in zip(weight, biases, strict=True)]
 
         ups, downs = layers(self.up, up_bias), layers(self.down, down_bias)
         return ExpertWeights(ups, downs, self.clamp, self.chosen.shape[1], self.weighs_inputs)
@@ -88,8 +115,11 @@ class MixtureCase:
         allowed = 4 * _ROUNDING[sums.dtype] * (size[:, None] + exact.abs())
         assert bool(((sums.double() - exact).abs() <= allowed).all())
 
+    def _weight(self, own: torch.Tensor) -> torch.Tensor:
+        return own.double() if self.form is None else FORMS[self.form](own.float()).expanded().double()
+
     def _made(self, x: torch.Tensor, expert: int, share: torch.Tensor) -> torch.Tensor:
-        both = self.up[expert].double() @ (x * share if self.weighs_inputs else x)
+        both = self._weight(self.up[expert]) @ (x * share if self.weighs_inputs else x)
         if self.biases is not None:
             both += self.biases[0][expert]
         gate, up = both.chunk(2)
@@ -98,7 +128,7 @@ class MixtureCase:
         else:
             gate, up = gate.clamp(max=self.clamp.limit), up.clamp(-self.clamp.limit, self.clamp.limit)
             inner = (up + 1) * gate * torch.sigmoid(self.clamp.slope * gate)
-        made = self.down[expert].double() @ inner
+        made = self._weight(self.down[expert]) @ inner
         if self.biases is not None:
             made += self.biases[1][expert]
         return made if self.weighs_inputs else made * share

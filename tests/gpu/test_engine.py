@@ -24,7 +24,8 @@ from tests.engine import transformers_families
 from tests.engine.driver import Driver, Live, prompt_of
 from tests.engine.expanded import expanded_reference
 from tests.gpu.cases import GPU
-from tests.models import MODELS
+from tests.models import MODELS, qwen3_moe
+from tests.quantised_folders import float8, quantised_folder
 from tests.reference import Tally, compare, load
 
 pytestmark = pytest.mark.usefixtures("unmeasured", "by_triton")
@@ -105,6 +106,23 @@ def test_captured_steps_with_prompts_say_what_transformers_says(name: str, tmp_p
         driver.run(*chosen, parts=parts)
     for live in lives:
         compare(reference, live.prompt, live.output, tally, f"{name}, {len(live.prompt)} tokens")
+    tally.check()
+
+
+def test_captured_experts_in_8_bit_floats_say_what_transformers_says(tmp_path: Path) -> None:
+    """In blocks with a scale each, as DeepSeek-V3 and Qwen3-FP8 have them."""
+    blocks = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    plain = qwen3_moe(tmp_path / "plain", hidden_size=256, moe_intermediate_size=128)
+    form = blocks, lambda weight: float8(weight, 128, 128, "weight_scale_inv")
+    network, tally = quantised_folder(plain, tmp_path / "model", form), Tally()
+    driver = Driver(captured(tmp_path / "model"), 1)
+    lives = [driver.start(f"r{n}", prompt_of(n, 3 + 20 * n), 12) for n in range(5)]
+    for live in lives:
+        driver.prefill(live, [17])
+    for _ in range(11):
+        driver.run(*lives, parts=[live.decode() for live in lives])
+    for live in lives:
+        compare(network, live.prompt, live.output, tally, live.name)
     tally.check()
 
 

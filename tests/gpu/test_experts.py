@@ -3,6 +3,7 @@ they wait for nothing."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,16 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.routing import Routing, Scores
+from alignedserve.engine.device.devices import free_memory
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.graphs import CudaCapture
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kernels.triton.experts import _by_expert, _fits, tile_rows
 from alignedserve.kernels.triton.launch import with_choice
 from tests.engine.driver import Driver, prompt_of
 from tests.gpu.cases import GPU, SOAK
-from tests.gpu.mixtures import MixtureCase, random_mixture
+from tests.gpu.mixtures import FORMS, MixtureCase, random_mixture
 from tests.models import MODELS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -47,17 +50,29 @@ def test_each_row_gets_what_its_experts_make(seed: int, dtype: torch.dtype) -> N
 
 
 @pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("seed", SEEDS[:3])
+def test_quantised_experts_are_what_they_are_expanded(seed: int, dtype: torch.dtype, form: str) -> None:
+    case = replace(random_mixture(seed, dtype), form=form)
+    case.check(case.sums(choose(GPU, dtype).kernels, GPU))
+
+
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("form", [None, "fp8", "int4 of large groups"])
 @pytest.mark.parametrize("rows", [1, 7, 64, 130, 260, 600])
-def test_all_sizes_of_blocks(rows: int) -> None:
-    case = usual(rows)
+def test_all_sizes_of_blocks(rows: int, form: str | None) -> None:
+    case = replace(usual(rows), form=form)
     case.check(case.sums(choose(GPU, torch.bfloat16).kernels, GPU))
 
 
+@pytest.mark.parametrize(("form", "bits", "group"), [(None, 0, 1 << 30), ("int4 of large groups", 4, 128)])
 @pytest.mark.parametrize("rows", [2, 600])
-def test_all_choices_say_the_same(rows: int) -> None:
+def test_all_choices_say_the_same(rows: int, form: str | None, bits: int, group: int) -> None:
     """The tuner tries all that fit, and any may be the fastest."""
-    case, kernels = usual(rows), choose(GPU, torch.bfloat16).kernels
+    case, kernels = replace(usual(rows), form=form), choose(GPU, torch.bfloat16).kernels
     sizes = {"x": case.x, "GATED": True, "ROWS": tile_rows(case.chosen.numel(), EXPERTS, torch.bfloat16)}
+    sizes |= {"BITS": bits, "GROUP": group}
     for number, choice in enumerate(_by_expert.configs):
         if _fits(choice, sizes):
             with with_choice(number):
@@ -82,10 +97,11 @@ def test_rows_choose_the_experts_that_torch_chooses(scores: Scores) -> None:
 
 
 @pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("form", [None, "fp8"])
 @pytest.mark.parametrize("rows", [1, 40])
-def test_nothing_waits_to_learn_which_experts_run(rows: int) -> None:
+def test_nothing_waits_to_learn_which_experts_run(rows: int, form: str | None) -> None:
     """CUDA's own check is on: any wait raises an error."""
-    case, kernels = usual(rows), choose(GPU, torch.bfloat16).kernels
+    case, kernels = replace(usual(rows), form=form), choose(GPU, torch.bfloat16).kernels
     weights, out = case.weights(kernels, GPU), case.beside.to(GPU)
     x, chosen, shares = (each.to(GPU) for each in (case.x, case.chosen, case.shares))
     kernels.add_experts(x, weights, chosen, shares, out)
@@ -108,7 +124,16 @@ def test_no_step_waits_until_experts_are_measured(tmp_path: Path) -> None:
     assert len(_by_expert.cache) == known
 
 
-def test_quantised_experts_are_why_steps_are_not_captured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", [Quantization.INT8, Quantization.INT4])
+def test_steps_with_quantised_experts_are_captured(tmp_path: Path, quantization: Quantization) -> None:
+    """All was measured in the rehearsal."""
     folder = MODELS["mixtral"](tmp_path / "model")
-    engine = Engine(folder, num_blocks=40, dtype="bfloat16", quantization=Quantization.INT8, device=GPU)
-    assert "quantised weights run one after another" in (engine.why_no_graphs or "")
+    engine = Engine(folder, num_blocks=40, dtype="bfloat16", quantization=quantization, device=GPU, has_graphs=True)
+    assert engine.why_no_graphs is None
+    engine.rehearse()
+    engine.capture(4, CudaCapture(GPU), lambda: free_memory(GPU) or 0, 0)
+    assert engine.why_no_graphs is None, "no kernel was replaced"
+    driver = Driver(engine, 1)
+    live = driver.start("r", prompt_of(1, 20), 4)
+    driver.prefill(live)
+    assert len(driver.generate(live, 4)) == 4

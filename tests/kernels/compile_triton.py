@@ -76,10 +76,14 @@ UNTILED, WHOLE_ROWS = {"BITS": 8, "HALF": 32, "TILED": False, "SHIFTS": False}, 
 OF_WEIGHT = {"memory": "*u8", "scales": "*bf16", "zeros": "*bf16", "of_rows": FLOAT, "partial": FLOAT}
 OF_WHOLE = OF_WEIGHT | {"x": "*i8", "memory": "*i8", "scales": FLOAT, "bias": "*bf16", "out": "*bf16"}
 EXPERT = {"TAKEN": 8, "UNIT": 128, "GATED": True, "CLAMPED": False, "WEIGHS": False, "HAS_BIAS": False, "ALONE": False}
+EXPERT |= {"BITS": 0, "FLOATS": False, "ON_CHIP": False, "SHIFTS": False, "GROUP": 1 << 30, "HALF": 16}
 EXPERT |= {"WIDE": False, "ROWS": 16}
+FP8_EXPERT: dict[str, Any] = {"BITS": 8, "FLOATS": True, "GROUP": 128}
+INT4_EXPERT: dict[str, Any] = {"BITS": 4, "SHIFTS": True, "GROUP": 128}
 GPT_OSS, DOWN = {"CLAMPED": True, "WEIGHS": True, "HAS_BIAS": True}, {"TAKEN": 1, "GATED": False}
 SMALL_EXPERT, OF_FP32 = {"OUTS": 64, "DEPTH": 64}, {"OUTS": 64, "DEPTH": 32}
 OF_EXPERT = {"owners": INT, "order": INT, "shares": FLOAT, "weights": LONG, "biases": LONG}
+OF_EXPERT |= {"scales": LONG, "zeros": LONG, "scale": FLOAT}
 OF_EXPERT |= {"pairs": WHOLE, "limit": "fp32", "slope": "fp32", "x": "", "out": ""}
 ROUTE: dict[str, Any] = {"EXPERTS": 256, "ALL": 256, "TAKEN": 8, "GROUPS": 8, "TAKEN_GROUPS": 4}
 ROUTE |= {"SOFTMAX": False, "BIASED": True, "NORMALISED": True, "LEAST": 1e-20}
@@ -141,6 +145,9 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
     for kind in ({}, GPT_OSS, DOWN):
         yield triton_experts._by_expert, EXPERT | OF_FP32 | kind, OF_EXPERT
         yield triton_experts._by_expert, EXPERT | SMALL_EXPERT | kind, OF_EXPERT | {"x": "*bf16", "out": "*bf16"}
+    for kind in (FP8_EXPERT, FP8_EXPERT | {"ON_CHIP": True}, INT4_EXPERT, {"BITS": 8}):
+        yield triton_experts._by_expert, EXPERT | SMALL_EXPERT | kind, OF_EXPERT | {"x": "*bf16", "out": "*bf16"}
+        yield triton_experts._by_expert, EXPERT | OF_FP32 | kind | DOWN, OF_EXPERT
     one_row = OF_EXPERT | {"owners": LONG, "order": LONG}
     yield triton_experts._by_expert, EXPERT | OF_FP32 | {"ALONE": True}, one_row
     summed = {"TAKEN": 8, "WEIGHS": True, "WIDTH": 1024}
@@ -177,9 +184,10 @@ def all_choices() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str], A
         kinds.append((triton_products._multiply, floats, of_product | {"memory": "*i8"}))
         kinds.append((triton_products._multiply, product | WHOLE_ROWS | {"ROWS": rows, "SHIFTS": False}, OF_WHOLE))
     for rows in triton_experts.TILE_ROWS:
-        for kind in ({}, DOWN):
+        for kind in ({}, FP8_EXPERT, FP8_EXPERT | {"ON_CHIP": True}, INT4_EXPERT):
             of_expert = OF_EXPERT | {"x": "*bf16", "out": "*bf16"}
-            kinds.append((triton_experts._by_expert, EXPERT | kind | {"ROWS": rows}, of_expert))
+            for side in ({}, DOWN):
+                kinds.append((triton_experts._by_expert, EXPERT | kind | side | {"ROWS": rows}, of_expert))
     in_bf16 = torch.empty(0, dtype=torch.bfloat16)
     for kernel, constants, dtypes in kinds:
         arguments = {"query": in_bf16, "x": in_bf16} | dict(constants)
@@ -262,12 +270,14 @@ def main() -> None:
             told = {"kernel": function.__name__, "arch": arch, "choice": choice.kwargs, "warps": choice.num_warps}
             told |= {"stages": choice.num_stages, "shared": made.metadata.shared}
             told |= {
-                name: constants[name] for name in ("ROWS", "BITS", "WHOLE", "IN_INT8", "GATED") if name in constants
+                name: constants[name]
+                for name in ("ROWS", "BITS", "WHOLE", "IN_INT8", "GATED", "ON_CHIP")
+                if name in constants
             }
             print(json.dumps(told | resources(made) | instructions(made)), flush=True)
     for arch in () if options.choices else options.archs:
         for kernel, constants, kinds in all_kernels():
-            if FP8 in kinds.values() and arch < LEAST_OF_FP8:
+            if (FP8 in kinds.values() or constants.get("ON_CHIP")) and arch < LEAST_OF_FP8:
                 continue
             if options.kernels and function_of(kernel).__name__ not in options.kernels:
                 continue

@@ -5,22 +5,29 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+import triton
+import triton.language as tl
+
 from alignedserve.architectures.routing import Routing, Scores
-from alignedserve.kernels.common.experts import ExpertWeights
+from alignedserve.kernels.common.experts import ExpertPacking, ExpertWeights
+from alignedserve.kernels.common.quantised import FP8, QuantisedWeight
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.dispatch.rehearsing import rehearse_experts
-from alignedserve.kernels.triton.experts import TILE_ROWS, tile_rows
+from alignedserve.kernels.triton import experts as triton_experts
+from alignedserve.kernels.triton.experts import TILE_ROWS, _numbers, tile_rows
 from alignedserve.kernels.triton.kernels import TritonKernels
 from alignedserve.kernels.triton.launch import interpreting
 from tests.conftest import SOAK
-from tests.gpu.mixtures import MixtureCase, random_mixture
+from tests.gpu.mixtures import FORMS, MixtureCase, random_mixture
 from tests.kernels.samples import threads
 from tests.rare import rarely, thinned
 
@@ -57,6 +64,52 @@ def test_the_reference_says_what_a_kernel_is_to_say(seed: int, dtype: torch.dtyp
     """It takes the place of a kernel that does not work."""
     case = random_mixture(seed, dtype)
     case.check(case.sums(REFERENCE, CPU))
+
+
+@pytest.mark.parametrize(
+    ("form", "seed"), [*product(FORMS, range(60))] if SOAK else thinned(product(FORMS, (1, 4, 7)), usual=5)
+)
+def test_quantised_experts_are_what_they_are_expanded(form: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_experts, "reads_fp8", lambda _: seed % 2 == 1)
+    case = replace(random_mixture(seed, DTYPES[seed % 3]), form=form)
+    case.check(case.sums(KERNELS, CPU))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_reference_runs_quantised_experts_too(form: str) -> None:
+    case = replace(random_mixture(4, torch.float32), form=form)
+    case.check(case.sums(REFERENCE, CPU))
+
+
+@triton.jit
+def _each(q: Any, like: Any, out: Any, FLOATS: tl.constexpr, ON_CHIP: tl.constexpr) -> None:
+    at = tl.arange(0, 256)
+    tl.store(out + at, _numbers(tl.load(q + at), 128, tl.load(like), FLOATS, ON_CHIP, False))
+
+
+@pytest.mark.parametrize("on_chip", [False, True])
+def test_each_byte_is_the_float_that_torch_says(on_chip: bool) -> None:
+    """By instructions of the device, and by bits where it has none."""
+    q, out = torch.arange(256, dtype=torch.uint8), torch.empty(256)
+    expected = q.view(FP8).float()
+    _each[(1,)](q, out, out, FLOATS=True, ON_CHIP=on_chip)
+    if on_chip:  # the interpreter says 480 to NaN
+        out[expected.isnan()] = torch.nan
+    assert torch.equal(out.nan_to_num(1e9), expected.nan_to_num(1e9))
+    assert torch.equal(out.bfloat16().half().float().nan_to_num(1e9), expected.nan_to_num(1e9)), "all dtypes hold it"
+    _each[(1,)](q, out, out, FLOATS=False, ON_CHIP=on_chip)
+    assert torch.equal(out, q.float() - 128)
+
+
+def test_small_groups_and_orders_of_inputs_are_not_packed() -> None:
+    weight = FORMS["int4"](torch.randn(6, 64))
+    assert isinstance(weight, QuantisedWeight)
+    assert ExpertPacking.from_weight(replace(weight, order=torch.arange(64))) is None
+    assert ExpertPacking.from_weight(weight.finer(4, 16)) is None
+    packing = ExpertPacking.from_weight(weight)
+    assert packing is not None
+    assert torch.equal(packing.expanded(), weight.expanded())
+    assert packing.num_bytes == 6 * 32 + 2 * 6 * 2 * 2
 
 
 @pytest.mark.parametrize("rows", [1, rarely(2), 37])

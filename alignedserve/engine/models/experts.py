@@ -17,9 +17,8 @@ from alignedserve.engine.models.activations import ACTIVATIONS
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.weights.stacked import StackedExperts
 from alignedserve.kernels.common.decoder import AttentionLayer, DecoderLayer, Inner, Norm
-from alignedserve.kernels.common.experts import ExpertWeights, add_experts, clamped
+from alignedserve.kernels.common.experts import ExpertLinear, ExpertWeights, add_experts, clamped
 from alignedserve.kernels.common.linear import Linear
-from alignedserve.kernels.common.quantised import QuantisedLinear
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 _USUAL = ExpertNames()
@@ -124,15 +123,17 @@ class SharedMlp:
 
 
 def _run_at_once(experts: ExpertWeights, loader: Loader) -> bool:
-    """Return whether one kernel runs all experts of a layer: where there is one, and their weights are plain
-    numbers."""
+    """Return whether one kernel runs all experts of a layer: where there is one, and their weights are alike, and plain
+    numbers or packed for it."""
     if not loader.kernels.captures_experts:
         return False
     layers = (*experts.ups, *experts.downs)
-    if any(isinstance(layer, QuantisedLinear) or layer.memory.dtype is not loader.dtype for layer in layers):
-        loader.in_turn.append("experts with quantised weights run one after another")
+    if not all(isinstance(layer, ExpertLinear) or layer.memory.dtype is loader.dtype for layer in layers):
+        loader.in_turn.append("experts whose inputs have small groups, or an order of their own, run one after another")
         return False
-    assert len(experts.addresses) == 4, "raises where the experts are not alike"
+    if not experts.are_alike:
+        loader.in_turn.append("experts whose weights are not alike run one after another")
+        return False
     loader.mixtures.append(experts)
     return True
 
@@ -182,7 +183,7 @@ def mlp_of(
 def _experts_mlp(config: MixtureConfig, routing: Routing, layer: str, loader: Loader) -> ExpertsMlp:
     """Read a mixture. Adapters change what all tokens take, but no expert: these run other rows than the step has."""
     names, hidden, shared = routing.names, config.hidden_size, None
-    apart = replace(loader, adapted=AdaptedLayers())
+    apart = replace(loader, adapted=AdaptedLayers(), at_once=loader.kernels.captures_experts)
     if routing.stack is not None:
         apart = replace(apart, tensors=StackedExperts(loader.tensors, routing.experts, routing.stack))
 

@@ -20,7 +20,7 @@ from alignedserve.engine.weights.packed import inputs_of
 from alignedserve.engine.weights.tensors import Cut, Weights, expand_into
 from alignedserve.kernels.common import fp8
 from alignedserve.kernels.common.decoder import Decoder, DecoderLayer, Norm
-from alignedserve.kernels.common.experts import ExpertWeights
+from alignedserve.kernels.common.experts import ExpertLinear, ExpertPacking, ExpertWeights
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import (
     AnyQuantised,
@@ -85,6 +85,7 @@ class Loader:
     squares: Mapping[str, Tensor] = field(default_factory=dict)  # of layers' inputs, by which they are quantised
     adapted: AdaptedLayers = field(default_factory=AdaptedLayers)  # the layers that adapters may change
     mixtures: list[ExpertWeights] = field(default_factory=list)  # of each layer whose experts run at once
+    at_once: bool = False  # whether the layers read are of experts that a kernel may run at once
     in_turn: list[str] = field(default_factory=list)  # why experts run one after another here, though kernels could
     decoders: list[Decoder] = field(default_factory=list)  # that run all layers in one call: one at most
     signs: Signs = NO_SIGNS  # of how many bytes are read
@@ -111,7 +112,8 @@ class Loader:
         return out
 
     def _linear(self, weight: Tensor | AnyQuantised, bias: Tensor | None) -> Linear:
-        made = self.make_linear(weight, bias)
+        packing = ExpertPacking.from_weight(weight) if self.at_once and not isinstance(weight, Tensor) else None
+        made = self.make_linear(weight, bias) if packing is None else ExpertLinear(packing, bias, self.dtype)
         if isinstance(made, QuantisedLinear):
             self.count(made.num_bytes)
         elif not isinstance(weight, Tensor):
@@ -294,7 +296,8 @@ class Loader:
         """Return quantised weights as one; None where they do not fit together, or no kernel here multiplies them."""
         floats = [part for part in parts if isinstance(part, Fp8Weight)]
         if floats and len(floats) == len(parts):
-            return fp8.stacked(floats) if self.kernels.multiplies_fp8(self.device, self.dtype) else None
+            by_kernels = self.kernels.multiplies_fp8(self.device, self.dtype) and not any(of.group for of in floats)
+            return fp8.stacked(floats) if by_kernels or self.at_once else None
         whole = [part for part in parts if isinstance(part, QuantisedWeight)]
         return stacked(whole) if len(whole) == len(parts) else None
 

@@ -69,8 +69,8 @@ class Float8(Form):
     """Weights of 8-bit floats, with scales by tensor, output, group or block.
 
     Their numbers are not evenly spaced, so no whole numbers of 8 bits are equal to them. GPUs that multiply such
-    floats take those with scales by tensor or output as they are (kernels/common/fp8.py); all else is expanded
-    while it is read.
+    floats take those with scales by tensor or output as they are (kernels/common/fp8.py), and experts those with
+    scales by block too (kernels/common/experts.py); all else is expanded while it is read.
     """
 
     expands = True
@@ -80,15 +80,27 @@ class Float8(Form):
 
     def read(self, tensors: Tensors, layer: str, shape: tuple[int, int], cut: Cut | None) -> AnyQuantised | None:
         name = f"{layer}.weight"
-        if self._block is not None or name not in tensors or tensors.stored_type(name) != _STORED:
+        if name not in tensors or tensors.stored_type(name) != _STORED:
             return None
         scale = tensors.stored(self._scale_of(tensors, name, FP8)).float()
+        if self._block is not None:
+            return self._in_blocks(tensors.part(name, shape, cut), scale, self._block, cut)
         outputs = cut.whole if cut is not None and cut.dim == 0 else shape[0]
         if scale.numel() == outputs and scale.shape[0] == outputs and cut is not None and cut.dim == 0:
             scale = scale[cut.start : cut.start + shape[0]]
         elif scale.numel() not in (1, outputs):
             return None
         return Fp8Weight(tensors.part(name, shape, cut), scale.reshape(-1, 1).expand(shape[0], 1).contiguous())
+
+    @staticmethod
+    def _in_blocks(values: Tensor, scale: Tensor, block: tuple[int, int], cut: Cut | None) -> Fp8Weight | None:
+        """Return a weight whose outputs have the scales of their blocks, or None where a cut divides blocks."""
+        (outputs, inputs), first = values.shape, [cut.start if cut and cut.dim == dim else 0 for dim in (0, 1)]
+        groups = slice(first[1] // block[1], -(-(first[1] + inputs) // block[1]))
+        if first[1] % block[1] or scale.dim() != 2 or scale.shape[1] < groups.stop:
+            return None
+        by_output = _of_each(scale, 0, first[0], outputs, block[0]).expand(outputs, -1)
+        return Fp8Weight(values, by_output[:, groups].contiguous(), block[1])
 
     def _scale_of(self, tensors: Tensors, name: str, held: object) -> str:
         layer = name.removesuffix(".weight")
