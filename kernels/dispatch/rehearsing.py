@@ -20,7 +20,7 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 _DECODES, _PREFIX, _PROMPT = 16, 2048, 1024
 _ROWS, _TOP = 16, 5
-_FEW_ROWS = (1, 2, 4, 8, 16)  # of steps in which most experts have none
+_FEW_ROWS = (1, 8, 32)  # of steps in which most experts have none: a row alone, few without tables, and more
 _PAIRS_OF_EXPERT = (16, 32, 64, 128)  # of steps in which all experts have as many: the tiles of triton/experts.py
 _MOST_ROWS = 2048
 OF_EXPERTS = len(_FEW_ROWS) + len(_PAIRS_OF_EXPERT)  # most steps of the experts of a layer

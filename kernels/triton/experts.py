@@ -8,7 +8,8 @@ pairs that share an expert; with two experts for each row and blocks of four:
     pair      0 1    2 3    4 5    6 7
 
 There are as many blocks as any choice can need; those that this one does not need compute nothing, so a step can be
-captured. The choice itself has a program for each row. A program of the products computes a tile of outputs for one
+captured. Of up to 16 rows, which one block can hold, each program finds the pairs of its expert itself, and no table is
+made. The choice itself has a program for each row. A program of the products computes a tile of outputs for one
 block: the weights are the left side of `tl.dot`. First come gate and up and what both make, then down, whose inputs are
 cut into splits where few blocks make few tiles; at last each row sums what its experts made, in their order, so no
 result depends on which program is first.
@@ -40,6 +41,7 @@ _WAVES = 2  # programs for each processor that splits aim at
 _LEAST_UNITS = 4  # of a split
 _MOST_SPLITS = 16
 _SCANNED = 1024  # pairs at a time
+_COUNTED_BY_ALL, _PART = 512, 128  # pairs that each program counts itself, and at a time: a launch takes as long
 _SUM_WIDTH = 1024
 _ALIGNED = 4  # numbers: for an address that is no multiple of 16 bytes Triton would compile another kernel
 _MOST_OF_WARP = 4096  # sums
@@ -130,11 +132,24 @@ def _place(
     ALL: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
+    COUNTED: tl.constexpr,
+    PART: tl.constexpr,
 ):
-    """Write the pairs of an expert into its blocks, in their order, and its number as the owner of these blocks."""
+    """Write the pairs of an expert into its blocks, in their order, and its number as the owner of these blocks.
+
+    Where the pairs of experts are not COUNTED, each program counts those of all, PART at a time.
+    """
     expert = tl.program_id(0)
     each = tl.arange(0, ALL)
-    needed = (tl.load(counts + each, mask=each < EXPERTS, other=0) + (ROWS - 1)) // ROWS
+    if COUNTED:
+        count = tl.load(counts + each, mask=each < EXPERTS, other=0)
+    else:
+        count = tl.zeros((ALL,), tl.int32)
+        for first in range(0, pairs, PART):
+            at = first + tl.arange(0, PART)
+            own = tl.load(chosen + at, mask=at < pairs, other=-1)
+            count += tl.sum(tl.where(own[None, :] == each[:, None], 1, 0), 1)
+    needed = (count + (ROWS - 1)) // ROWS
     first_block = tl.sum(tl.where(each < expert, needed, 0), 0)
     end_block = first_block + tl.sum(tl.where(each == expert, needed, 0), 0)
     for block in range(first_block, end_block):
@@ -228,7 +243,7 @@ def _fits(config: Any, arguments: Mapping[str, Any]) -> bool:
         ({"OUTS": 128, "DEPTH": 64}, (8,)),
         ({"OUTS": 128, "DEPTH": 128}, (8,)),
     ],
-    key=["inputs", "outputs", "ROWS", "GATED", "ALONE", "BITS", "FLOATS", "GROUP"],
+    key=["inputs", "outputs", "ROWS", "GATED", "ALONE", "FEW", "BITS", "FLOATS", "GROUP"],
     stages=(3, 4),
     fits=_fits,
 )
@@ -258,6 +273,10 @@ def _by_expert(
     WEIGHS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ALONE: tl.constexpr,
+    FEW: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    EACH: tl.constexpr,
+    EXPERTS: tl.constexpr,
     BITS: tl.constexpr,
     FLOATS: tl.constexpr,
     ON_CHIP: tl.constexpr,
@@ -271,15 +290,27 @@ def _by_expert(
 ):
     """Multiply the rows of a block with the weight of its expert; TAKEN pairs in a row read the same row of x.
 
+    FEW rows, each with CHOSEN experts, are no more than a block has: there each of EXPERTS has a block, or each pair,
+    and the first pair of an expert has those of all rows.
     BITS are those of a quantised weight, or 0; of 4 bits HALF inputs lie in lower halves, then HALF in upper ones.
     """
     block = tl.program_id(0)
     split = tl.program_id(2)
-    expert = tl.load(owners + block)
-    if expert < 0:
-        return
     row = tl.arange(0, ROWS)
-    pair = tl.where(row == 0, block, pairs) if ALONE else tl.load(order + block * ROWS + row)
+    if FEW:
+        expert = tl.where(pairs >= EXPERTS, block, tl.load(order + block).to(tl.int32))
+        number = tl.arange(0, EACH)
+        each = row[:, None] * CHOSEN + number[None, :]
+        its = tl.load(order + each, mask=(number < CHOSEN)[None, :] & (each < pairs), other=-1)
+        pair = tl.min(tl.where(its == expert, each, pairs), 1)
+        first_pair = tl.min(pair, 0)
+        if (first_pair >= pairs) | ((pairs < EXPERTS) & (first_pair != block)):
+            return
+    else:
+        expert = tl.load(owners + block)
+        if expert < 0:
+            return
+        pair = tl.where(row == 0, block, pairs) if ALONE else tl.load(order + block * ROWS + row)
     has_row = pair < pairs
     output = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     has_output = output < outputs
@@ -437,22 +468,26 @@ class _ExpertBlocks:
         self.shares, self.pairs, self._experts = shares, chosen.numel(), experts
         count, self._taken = len(experts), chosen.shape[1]
         self._rows = tile_rows(self.pairs, count, experts.dtype)
-        self._is_alone = len(chosen) == 1  # its experts all differ
+        self._is_alone, self._are_few = len(chosen) == 1, 1 < len(chosen) <= TILE_ROWS[0]  # a row's experts all differ
         used = min(count, self.pairs)
-        self._most = self.pairs if self._is_alone else used + (self.pairs - used) // self._rows
+        self._most = used + (0 if self._are_few else (self.pairs - used) // self._rows)
         self._owners = self._order = chosen
-        if not self._is_alone:
+        if len(chosen) > TILE_ROWS[0]:
             sizes = [-(-size // _ALIGNED) * _ALIGNED for size in (count, self._most, self._most * self._rows)]
             tables = torch.empty(sum(sizes), dtype=torch.int32, device=chosen.device)
             counts, self._owners, self._order = tables.split(sizes)
             width = min(_SCANNED, max(16, power_of_2(self.pairs)))
-            _count[(count,)](chosen, counts, self.pairs, WIDTH=width)
+            is_counted = self.pairs > _COUNTED_BY_ALL
+            if is_counted:
+                _count[(count,)](chosen, counts, self.pairs, WIDTH=width)
             _place[(count,)](
                 *(chosen, counts, self._order, self._owners, self.pairs, self._most),
                 EXPERTS=count,
                 ALL=power_of_2(count),
                 ROWS=self._rows,
                 WIDTH=width,
+                COUNTED=is_counted,
+                PART=min(_PART, width),
             )
 
     @property
@@ -489,6 +524,10 @@ class _ExpertBlocks:
             WEIGHS=is_gated and experts.weighs_inputs,
             HAS_BIAS=has_bias,
             ALONE=self._is_alone,
+            FEW=self._are_few,
+            CHOSEN=self._taken,
+            EACH=power_of_2(self._taken),
+            EXPERTS=len(experts),
             BITS=0 if packing is None else packing.bits,
             FLOATS=packing is not None and packing.is_float,
             ON_CHIP=reads_fp8(x.device),

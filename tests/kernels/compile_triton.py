@@ -76,6 +76,7 @@ UNTILED, WHOLE_ROWS = {"BITS": 8, "HALF": 32, "TILED": False, "SHIFTS": False}, 
 OF_WEIGHT = {"memory": "*u8", "scales": "*bf16", "zeros": "*bf16", "of_rows": FLOAT, "partial": FLOAT}
 OF_WHOLE = OF_WEIGHT | {"x": "*i8", "memory": "*i8", "scales": FLOAT, "bias": "*bf16", "out": "*bf16"}
 EXPERT = {"TAKEN": 8, "UNIT": 128, "GATED": True, "CLAMPED": False, "WEIGHS": False, "HAS_BIAS": False, "ALONE": False}
+EXPERT |= {"FEW": False, "CHOSEN": 8, "EACH": 8, "EXPERTS": 128}
 EXPERT |= {"BITS": 0, "FLOATS": False, "ON_CHIP": False, "SHIFTS": False, "GROUP": 1 << 30, "HALF": 16}
 EXPERT |= {"WIDE": False, "ROWS": 16}
 FP8_EXPERT: dict[str, Any] = {"BITS": 8, "FLOATS": True, "GROUP": 128}
@@ -141,7 +142,9 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
         yield triton_experts._route, ROUTE | kind, of_choice
     of_count, placed = {"pairs": WHOLE, "chosen": LONG, "counts": INT}, {"order": INT, "owners": INT}
     yield triton_experts._count, {"WIDTH": 1024}, of_count
-    yield triton_experts._place, {"EXPERTS": 128, "ALL": 128, "ROWS": 16, "WIDTH": 1024}, of_count | placed
+    place = {"EXPERTS": 128, "ALL": 128, "ROWS": 16, "PART": 128}
+    for kind in ({"COUNTED": True, "WIDTH": 1024}, {"COUNTED": False, "WIDTH": 512}):
+        yield triton_experts._place, place | kind, of_count | placed
     for kind in ({}, GPT_OSS, DOWN):
         yield triton_experts._by_expert, EXPERT | OF_FP32 | kind, OF_EXPERT
         yield triton_experts._by_expert, EXPERT | SMALL_EXPERT | kind, OF_EXPERT | {"x": "*bf16", "out": "*bf16"}
@@ -149,7 +152,9 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
         yield triton_experts._by_expert, EXPERT | SMALL_EXPERT | kind, OF_EXPERT | {"x": "*bf16", "out": "*bf16"}
         yield triton_experts._by_expert, EXPERT | OF_FP32 | kind | DOWN, OF_EXPERT
     one_row = OF_EXPERT | {"owners": LONG, "order": LONG}
-    yield triton_experts._by_expert, EXPERT | OF_FP32 | {"ALONE": True}, one_row
+    for kind in ({"ALONE": True}, {"FEW": True}):
+        yield triton_experts._by_expert, EXPERT | OF_FP32 | kind, one_row
+        yield triton_experts._by_expert, EXPERT | SMALL_EXPERT | kind, one_row | {"x": "*bf16", "out": "*bf16"}
     summed = {"TAKEN": 8, "WEIGHS": True, "WIDTH": 1024}
     yield triton_experts._sum, summed, {"pairs": WHOLE, "made": FLOAT, "shares": FLOAT, "out": ""}
     for columns in ({}, ONE_COLUMN):
@@ -184,7 +189,7 @@ def all_choices() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str], A
         kinds.append((triton_products._multiply, floats, of_product | {"memory": "*i8"}))
         kinds.append((triton_products._multiply, product | WHOLE_ROWS | {"ROWS": rows, "SHIFTS": False}, OF_WHOLE))
     for rows in triton_experts.TILE_ROWS:
-        for kind in ({}, FP8_EXPERT, FP8_EXPERT | {"ON_CHIP": True}, INT4_EXPERT):
+        for kind in ({}, FP8_EXPERT, FP8_EXPERT | {"ON_CHIP": True}, INT4_EXPERT, INT4_EXPERT | {"GROUP": 32}):
             of_expert = OF_EXPERT | {"x": "*bf16", "out": "*bf16"}
             for side in ({}, DOWN):
                 kinds.append((triton_experts._by_expert, EXPERT | kind | side | {"ROWS": rows}, of_expert))

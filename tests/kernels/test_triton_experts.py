@@ -120,6 +120,37 @@ def test_experts_that_all_rows_share_take_several_blocks(rows: int) -> None:
     case.check(case.sums(KERNELS, CPU))
 
 
+@pytest.mark.parametrize("experts", [5, 80])
+@pytest.mark.parametrize("rows", [1, 16, 17, rarely(40)])
+def test_few_rows_need_no_tables(rows: int, experts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode step of up to 16 rows launches the two products and the sum alone; one of more makes its tables at once,
+    and only one of many pairs counts them before."""
+    launched = list[str]()
+
+    class Noting:
+        def __init__(self, name: str) -> None:
+            self._name, self._kernel = name, getattr(triton_experts, name)
+
+        def __getitem__(self, grid: Any) -> Any:
+            launched.append(self._name)
+            return self._kernel[grid]
+
+    for name in ("_count", "_place", "_by_expert", "_sum"):
+        monkeypatch.setattr(triton_experts, name, Noting(name))
+    monkeypatch.setattr(triton_experts, "_COUNTED_BY_ALL", 100)
+    case = MixtureCase.made(rows, torch.float32, rows=rows, experts=experts, taken=3, hidden=40, inner=24)
+    case.check(case.sums(KERNELS, CPU))
+    tables = [[], ["_place"], ["_count", "_place"]][(rows > 16) + (rows * 3 > 100)]
+    assert launched == [*tables, "_by_expert", "_by_expert", "_sum"]
+
+
+def test_a_row_gets_the_same_beside_few_rows_and_many() -> None:
+    case = MixtureCase.made(9, torch.float32, rows=40, experts=6, taken=3, hidden=40, inner=24)
+    many = case.sums(KERNELS, CPU)
+    few = replace(case, x=case.x[:9], chosen=case.chosen[:9], shares=case.shares[:9], beside=case.beside[:9])
+    assert torch.equal(few.sums(KERNELS, CPU), many[:9])
+
+
 def test_long_inputs_are_cut_into_splits() -> None:
     case = MixtureCase.made(4, torch.float32, rows=1, experts=3, taken=1, hidden=24, inner=1100, has_biases=True)
     case.check(case.sums(KERNELS, CPU))
