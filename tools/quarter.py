@@ -99,6 +99,8 @@ STEPS = (
     Step("b", "copies", gpu("gpu", "copies"), 80, "Copies, and steps beside them"),
     Step("b", "roads", ("-m", "lab.benchmarks.roads", "--device", "cuda"), 60, "KV from worker to worker"),
     Step("b", "experts", gpu("gpu", "decode", "--model", "moe"), 100, "A mixture of experts: 4 of 48 layers", DECODES),
+    Step("b", "experts-fp8", gpu("gpu", "decode", "--model", "moe-fp8"), 120, "The same with experts in 8-bit floats, "
+        "blocks of 128 by 128", DECODES),
     Step("b", "quantised", gpu("gpu", "quantised"), 80, "Quantised weights"),
     Step("b", "others", tests("b", "tests/gpu/test_transports.py", "tests/gpu/test_products.py",
         "tests/gpu/test_experts.py", "tests/gpu/test_rehearsing.py"), 90, "Tests of transports and quantised weights"),
@@ -251,7 +253,7 @@ def dried(step: Step) -> Step:
         return Step(
             step.part, step.name, tuple("1" if part == "12" else part for part in step.command), 120, step.title
         )
-    command = tuple(part for part in step.command if part not in ("--model", "moe"))
+    command = tuple(part for part in step.command if part not in ("--model", "moe", "moe-fp8"))
     return Step(step.part, step.name, (*command, "--model", "tiny"), 240, step.title)
 
 

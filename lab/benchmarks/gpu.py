@@ -47,12 +47,14 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import CudaCapture
 from alignedserve.engine.weights.dummy import DummyWeights
 from alignedserve.engine.weights.tensors import Cut
+from alignedserve.kernels.common import fp8
 from alignedserve.kernels.common.fp8 import fp8_weight, why_none
-from alignedserve.kernels.common.quantised import AnyQuantised
+from alignedserve.kernels.common.quantised import FP8, AnyQuantised, Fp8Weight
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.lab.benchmarks.common.gpu_shapes import (
     BLOCK_SIZE,
     DEVICE,
+    MODELS,
     PAGE,
     about,
     all_tried,
@@ -64,6 +66,7 @@ from alignedserve.lab.benchmarks.common.gpu_shapes import (
     left_out,
     num_read,
     seconds,
+    step_bytes,
     timed,
 )
 from alignedserve.lab.benchmarks.common.report import report
@@ -81,6 +84,7 @@ STEP_GOALS = {(1, 1000): 6.2, (128, 1000): 13.0}  # ms, of the 8B on an H100
 JOINING = 8_000 // PAGE * PAGE  # tokens of a request that joins others
 PROMPTS = [(512, 0), (2048, 0), (8192, 0), (512, 8000)]  # tokens, and those before them
 QUANTISED, SHORT = (1, 8, 64), 64  # batches, and tokens before: nearly all that is read is weights
+BLOCK = 128  # outputs and inputs of 8-bit floats that share a scale
 MANY, MIXED = 64, (64, 128, 256, 512)  # decodes in a mixed step, and tokens of the prompt
 OF_BUSY = 1.1  # the time of a mixed step that is planned ahead, in times of that for which the GPU computes
 
@@ -88,6 +92,7 @@ OF_BUSY = 1.1  # the time of a mixed step that is planned ahead, in times of tha
 class Bench:
     quantization = Quantization.NONE
     tensors: type[DummyWeights] = DummyWeights
+    expert_bytes = 2.0  # of a weight
 
     def __init__(self, model: Model) -> None:
         self.model, self.device = model, DEVICE
@@ -199,7 +204,7 @@ class Bench:
             report(f"{name}_ahead", ahead * 1e3, "ms", baseline=captured * 1e3, goal=goal)
             report(f"{name}_host", host * 1e3, "ms", baseline=ahead * 1e3)
             report(f"{name}_rate", batch / ahead, "tokens/s")
-            read = 2 * num_read(self.model) + batch * prefix * self.model.kv_bytes
+            read = step_bytes(self.model, batch, prefix, self.expert_bytes)
             report(f"{name}_bandwidth", read / ahead / self.bandwidth, "share")
             if batch in (1, 64) and prefix == 1000:
                 sampled, _ = self.ahead(self.decodes([prefix] * batch, SAMPLED))
@@ -431,6 +436,20 @@ class RandomFloats(DummyWeights):
         return None if layer == "lm_head" else fp8_weight(torch.randn(shape, device=DEVICE) * 0.02)
 
 
+class FloatExperts(DummyWeights):
+    """Random weights whose experts are 8-bit floats with a scale for each block, as those of Qwen3-FP8."""
+
+    def quantised(self, layer: str, shape: tuple[int, int], cut: Cut | None = None) -> AnyQuantised | None:
+        if ".experts." not in layer:
+            return None
+        values = (torch.randn(shape, device=DEVICE) * 100).clamp(-fp8.MOST, fp8.MOST).to(FP8)
+        return Fp8Weight(values, torch.full((shape[0], -(-shape[1] // BLOCK)), 2e-4, device=DEVICE), BLOCK)
+
+
+class FloatExpertsBench(Bench):
+    tensors, expert_bytes = FloatExperts, 1 + 4 / BLOCK
+
+
 class QuantisedBench(Bench):
     def __init__(self, model: Model, kind: Quantised) -> None:
         super().__init__(model)
@@ -469,7 +488,7 @@ def quantised(model: Model) -> None:
 
 def main() -> int:
     parts, model = asked(__doc__, "gpu", PARTS)
-    bench = Bench(model)
+    bench = (FloatExpertsBench if model is MODELS["moe-fp8"] else Bench)(model)
 
     def measure(part: str) -> None:
         if part != "quantised":

@@ -14,6 +14,7 @@ import torch
 
 from alignedserve.config.choices import Dtype
 from alignedserve.engine.engine import Engine
+from alignedserve.kernels.common.experts import ExpertPacking
 from alignedserve.lab.benchmarks import gpu
 from alignedserve.lab.benchmarks.common.gpu_shapes import (
     BLOCK_SIZE,
@@ -22,6 +23,7 @@ from alignedserve.lab.benchmarks.common.gpu_shapes import (
     head_weights,
     kv_dim,
     num_read,
+    step_bytes,
 )
 from alignedserve.lab.benchmarks.common.models import POSITIONS
 from alignedserve.lab.benchmarks.engine import (
@@ -137,6 +139,25 @@ def test_gpu_counts_what_a_step_reads() -> None:
     assert num_read(model) < Quantised.INT8.read_bytes(model) < 1.07 * num_read(model)
     assert Quantised.FP8.read_bytes(model) == layers + 2 * head
     assert layers // 2 < Quantised.INT4.read_bytes(model) - head < 0.65 * layers
+
+
+def test_gpu_counts_the_experts_that_rows_hit() -> None:
+    dense, mixture = MODELS["8b"], MODELS["moe"]
+    assert step_bytes(dense, 3, 10) == 2 * num_read(dense) + 30 * dense.kv_bytes
+    assert step_bytes(mixture, 1, 0) == pytest.approx(2 * num_read(mixture))
+    every = 2 * (mixture.weights + head_weights(mixture))
+    assert step_bytes(mixture, 10_000, 0) == pytest.approx(every)
+    assert step_bytes(mixture, 64, 0, 1) < 0.65 * step_bytes(mixture, 64, 0) < 0.65 * every
+
+
+def test_experts_of_8_bit_floats_are_packed() -> None:
+    tensors = gpu.FloatExperts()
+    assert tensors.quantised("model.layers.0.self_attn.q_proj", (8, 256)) is None
+    weight = tensors.quantised("model.layers.0.mlp.experts.3.up_proj", (8, 256))
+    assert weight is not None
+    packing = ExpertPacking.from_weight(weight)
+    assert packing is not None
+    assert packing.scale.shape == (2, 8)
 
 
 def test_gpu_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

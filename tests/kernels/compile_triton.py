@@ -267,6 +267,8 @@ def main() -> None:
     options = parser.parse_args()
     for arch in options.archs if options.choices else ():
         for kernel, constants, kinds, choice in all_choices():
+            if constants.get("ON_CHIP") and arch < LEAST_OF_FP8:
+                continue
             if options.kernels and function_of(kernel).__name__ not in options.kernels:
                 continue
             if options.rows and constants.get("ROWS") != options.rows:

@@ -28,6 +28,7 @@ MODELS = {
     "7b": replace(KNOWN["llama-2-7b"], name="llama_7b_mha"),
     "8b": replace(KNOWN["llama-3.1-8b"], name="llama_8b_gqa"),
     "moe": replace(KNOWN["qwen3-30b-a3b"], name="qwen3_moe_4_layers", layers=4),
+    "moe-fp8": replace(KNOWN["qwen3-30b-a3b"], name="qwen3_moe_4_layers_fp8", layers=4),  # experts in blocks of 128
     "tiny": Model("tiny", 2, 64, heads=4, kv_heads=2, ffn_size=128, vocabulary=2_048, head_dim=16),
 }
 
@@ -64,6 +65,15 @@ def head_weights(model: Model) -> int:
 def num_read(model: Model) -> int:
     """Return how many numbers of the weights a step of one token reads: all but the embedding and other experts."""
     return model.active_weights + head_weights(model)
+
+
+def step_bytes(model: Model, batch: int, prefix: int, expert_bytes: float = 2) -> float:
+    """Return the bytes that a step of decodes reads: of experts those that random choices of its rows hit, with
+    `expert_bytes` for a weight, of all else each weight in bf16, and the KV."""
+    expert, all_experts = 3 * model.mixtures * model.hidden_size * model.expert_size, model.experts or 1
+    hit = all_experts * (1 - (1 - model.chosen / all_experts) ** batch)
+    others = num_read(model) - expert * model.chosen
+    return 2 * others + expert_bytes * expert * hit + batch * prefix * model.kv_bytes
 
 
 def kv_dim(model: Model) -> int:
