@@ -14,7 +14,14 @@ import msgspec
 
 from alignedserve.core import Role, Slo, Usage
 from alignedserve.metrics.recent import NUM_SLOTS, SLOT_S, SLOTS_S, RecentRequests
-from alignedserve.protocol.figures import DecodeLengths, MachineFigures, PagesFor, ProcessFigures, Stages
+from alignedserve.protocol.figures import (
+    DecodeLengths,
+    MachineFigures,
+    PagesFor,
+    ProcessFigures,
+    Stages,
+    machine_of_each_node,
+)
 from alignedserve.protocol.messages import Figures, Member
 
 FORGOTTEN_S = 900.0  # after which a part that has gone is no longer shown
@@ -146,6 +153,7 @@ class DeploymentView:
     def __init__(self) -> None:
         self._parts: dict[str, _SeenPart] = {}
         self._told: dict[str, Figures] = {}  # part -> its newest figures
+        self._told_at: dict[str, float] = {}
         self._cpu: dict[str, tuple[float, float, float]] = {}  # part -> when it was read, processor time then, cores
         self._starts_s: dict[Role, float] = {}  # how long the last start of a part took
         self._first_look: float | None = None
@@ -157,7 +165,7 @@ class DeploymentView:
         """Take figures that a part reports."""
         if figures.rt is not None and figures.be is not None:
             self.queues, self.router_at = QueuePicture(figures.rt, figures.be), now
-        self._told[figures.member] = figures
+        self._told_at[figures.member], self._told[figures.member] = now, figures
         if figures.process is not None:
             self._hear_process(figures.member, figures.process, now)
 
@@ -238,10 +246,10 @@ class DeploymentView:
 
     @property
     def machines(self) -> tuple[MachinePicture, ...]:
-        """Return what each node does, by name: all its parts tell the same."""
-        here = (part.member for part in self._parts.values() if part.is_here)
-        told = ((member.node, self._told[member.name].process) for member in here if member.name in self._told)
-        use = {node: process.machine for node, process in told if process and process.machine}
+        """Return what each node does, by name."""
+        here = {name: part.member.node for name, part in self._parts.items() if part.is_here and name in self._told}
+        told = ((here[name], self._told[name].process) for name in sorted(here, key=self._told_at.__getitem__))
+        use = machine_of_each_node((node, process.machine) for node, process in told if process and process.machine)
         return tuple(MachinePicture(node, use[node]) for node in sorted(use))
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
 from typing import TypeAlias
 
 from alignedserve.config.choices import MetricsPrefix
@@ -16,6 +17,7 @@ from alignedserve.metrics.part_tables import (
     process_blocks,
 )
 from alignedserve.metrics.series import MODEL, block, label, line
+from alignedserve.protocol.figures import machine_of_each_node
 from alignedserve.protocol.messages import ROUTER, Figures, Member
 from alignedserve.protocol.roads import Road, road_between
 
@@ -32,12 +34,14 @@ class PartMetrics:
     ) -> None:
         """`members` returns those that are there; without it all that were heard of are taken to be there."""
         self._prefix, self._model, self._members = f"{prefix.value}:", label(MODEL, model), members
-        # part -> its life, where that was known already, and what it told last; other threads only set items
-        self._told: dict[str, tuple[int | None, Figures]] = {}
+        # part -> its life, where that was known already, what it told last, and the number of that among all that was
+        # told; other threads only set items
+        self._told: dict[str, tuple[int | None, Figures, int]] = {}
+        self._numbers = count()
 
     def update(self, figures: Figures) -> None:
         """Take what a pool, a worker or the router tells. Another thread may ask for the text meanwhile."""
-        self._told[figures.member] = self._lives().get(figures.member), figures
+        self._told[figures.member] = self._lives().get(figures.member), figures, next(self._numbers)
 
     def blocks(self) -> Iterator[str]:
         """Yield each family, with the series of all parts that are there."""
@@ -51,9 +55,9 @@ class PartMetrics:
             yield block(name, metric.kind, metric.about, lines)
         yield block(f"{self._prefix}{ROADS[0]}", "gauge", ROADS[1], self._roads())
         nodes = {} if self._members is None else {member.name: member.node for member in self._members()}
-        # All parts of a node tell the same of it.
-        machines = {nodes.get(part, ""): process.machine for part, process in processes if process.machine is not None}
-        yield from machine_blocks(self._prefix, self._model, machines)
+        in_turn = sorted(processes, key=lambda told: self._told[told[0]][2])
+        machines = ((nodes.get(part, ""), process.machine) for part, process in in_turn if process.machine is not None)
+        yield from machine_blocks(self._prefix, self._model, machine_of_each_node(machines))
 
     def _roads(self) -> Iterator[str]:
         """Yield the road of each pair: workers of several nodes are one only where KV goes directly."""
@@ -80,11 +84,11 @@ class PartMetrics:
         """Return what parts have told in a life that has not ended; of the router also while it is away."""
         told = [*self._told.items()]
         if self._members is None:
-            return [(part, figures) for part, (_, figures) in told]
+            return [(part, figures) for part, (_, figures, _) in told]
         lives = self._lives()
         return [
             (part, figures)
-            for part, (life, figures) in told
+            for part, (life, figures, _) in told
             if part == ROUTER or (part in lives and life in (None, lives[part]))
         ]
 

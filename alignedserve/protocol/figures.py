@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from alignedserve.core import Fallback, PreemptionCause, ServiceClass
@@ -152,6 +153,13 @@ class MachineFigures:
     used_bytes: int
     total_bytes: int
     gpus: tuple[GpuFigures, ...] = ()  # none: there is none, or no driver that tells
+
+
+def machine_of_each_node(told: Iterable[tuple[str, MachineFigures]]) -> dict[str, MachineFigures]:
+    """Return what each node does, from what its parts told, the oldest first.
+
+    The newest counts that knows how busy the node is: an idle part tells nothing new, even after its first reading."""
+    return dict(sorted(told, key=lambda of_node: of_node[1].busy_cores is not None))
 
 
 @dataclass(frozen=True, slots=True)

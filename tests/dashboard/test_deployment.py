@@ -174,3 +174,11 @@ def test_each_machine_is_shown_once_however_many_parts_tell_of_it() -> None:
     slot = view.picture(27.0, "ready", (), RecentRequests()).load[-1]
     assert (slot.host, slot.gpu) == (0.25, None)
     assert [shown.node for shown in view.machines] == [DECODE.node]
+
+
+def test_a_part_that_fell_idle_at_its_first_reading_hides_no_machine() -> None:
+    view = DeploymentView()
+    view.look([ROUTER_MEMBER, DECODE], 5.0)
+    for at, (busy, part_) in enumerate([(1.5, "router"), (None, "decode-0"), (0.5, "router"), (2.5, "decode-0")], 6):
+        view.hear(replace(told(busy), member=part_), at)
+        assert [shown.use.busy_cores for shown in view.machines] == [busy or 1.5]

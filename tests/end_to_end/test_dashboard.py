@@ -84,6 +84,8 @@ def test_it_shows_the_parts_and_streams_move_it(watched: Deployment, page: Page)
     page.until("shown.requests.slots.some(slot => slot.rt.tokens > 0)")
     page.until("document.querySelectorAll('#slow-rows tr').length >= 8")
     page.until("shown.requests.keys.some(used => used.key === 'anonymous' && used.output_tokens > 0)")
+    page.until("slotsOf(shown).some(slot => slot.rt.joules === 0) && sum(slotsOf(shown), 'rt', 'joules') > 0")
+    assert "NaN" not in page.text("main"), "also where nothing happened in some slots"
     page.until("shown.queues !== null && countOpen(shown, 'rt') === 0")
 
 

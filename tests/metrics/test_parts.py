@@ -229,6 +229,16 @@ def test_a_machine_is_shown_once_and_what_its_driver_does_not_tell_is_absent() -
     assert text.count("alignedserve:gpu_memory_bytes{") == 2
 
 
+def test_a_part_that_fell_idle_at_its_first_reading_hides_no_machine() -> None:
+    metrics, node = PartMetrics(members=lambda: [member("decode-0"), member("prefill-0")]), member("decode-0").node
+    for busy, part in ((1.5, "decode-0"), (None, "prefill-0"), (0.5, "decode-0")):
+        process = ProcessFigures(1.0, 1, 1, 1.7e9, machine=MachineFigures(busy, 4, 3, 8))
+        metrics.update(Figures(process=process, member=part))
+        assert shown(metrics, f'node_cores_busy{{node="{node}"}}') == (busy or 1.5)
+    metrics.update(Figures(process=replace(process, machine=MachineFigures(2.5, 4, 3, 8)), member="prefill-0"))
+    assert shown(metrics, f'node_cores_busy{{node="{node}"}}') == 2.5
+
+
 def test_python_s_own_figures_are_shown_of_each_part() -> None:
     metrics, garbage = PartMetrics(), (Garbage(7, 100, 0), Garbage(3, 50, 1))
     process = ProcessFigures(1.0, 1, 1, 1.7e9, python="3.12.3", garbage=garbage)
