@@ -253,6 +253,7 @@ def _sampling_defaults(folder: Path, generation: Mapping[str, Any]) -> Sampling:
 # --- The bytes of tokens
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+MOST_SHOWN = 4096  # tokens, of some 300 bytes of memory each
 
 
 class TokenBytes:
@@ -268,11 +269,22 @@ class TokenBytes:
         self._has_bytes = "ByteFallback" in kinds
         self._added = {number: token.content.encode() for number, token in tokenizer.get_added_tokens_decoder().items()}
         self._known: dict[int, bytes] = {}
+        self._shown: dict[int, tuple[str, list[int]]] = {}
 
     def __call__(self, token: int) -> bytes:
         found = self._known.get(token)
         if found is None:
             found = self._known[token] = self._read(token)
+        return found
+
+    def shown(self, token: int) -> tuple[str, list[int]]:
+        """Return the text and the bytes of a token as log-probabilities show them: to be read alone, since most tokens
+        are shown again and again, and making both takes half of the time of writing log-probabilities."""
+        found = self._shown.get(token)
+        if found is None:
+            if len(self._shown) == MOST_SHOWN:
+                self._shown.clear()
+            found = self._shown[token] = self(token).decode("utf-8", "replace"), [*self(token)]
         return found
 
     def _read(self, token: int) -> bytes:

@@ -17,7 +17,7 @@ from alignedserve.core import Sampling
 from alignedserve.errors import ModelError, PromptError
 from alignedserve.text.chat_template import ChatTemplate
 from alignedserve.text.decoding import IncrementalDecoder
-from alignedserve.text.text_model import TextModel, TokenBytes
+from alignedserve.text.text_model import MOST_SHOWN, TextModel, TokenBytes
 from tests.conftest import examples
 from tests.gateway.conftest import ids_of
 
@@ -333,6 +333,13 @@ def test_the_bytes_of_tokens_together_are_those_of_their_text(text: TextModel, w
 def test_a_special_token_is_its_name_and_a_number_without_a_token_is_nothing(text: TextModel) -> None:
     assert text.token_bytes(2) == b"<|end|>"
     assert text.token_bytes(10**6) == b""
+
+
+def test_a_token_is_shown_alike_however_many_others_were_shown_before(text: TextModel) -> None:
+    for _ in range(3):
+        assert text.token_bytes.shown(2) == ("<|end|>", [*b"<|end|>"])
+        for token in range(10, 10 + MOST_SHOWN):
+            assert text.token_bytes.shown(token)[1] == [*text.token_bytes(token)]
 
 
 def test_tokens_for_single_bytes_are_those_bytes() -> None:

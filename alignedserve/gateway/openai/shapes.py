@@ -18,11 +18,10 @@ from alignedserve.gateway.openai.reading import AnswerPiece, cost_of, join_piece
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest, StreamOptions
 from alignedserve.gateway.openai.writing import encoded, encoded_runs
 from alignedserve.text.calls.scanning import CallPart
-from alignedserve.text.text_model import TextModel
+from alignedserve.text.text_model import TextModel, TokenBytes
 
 LEAST = -9999.0  # OpenAI's value for next to impossible, since JSON has no infinity
 
-BytesOf = Callable[[int], bytes]
 _Table: TypeAlias = "dict[str, Any] | None"  # log-probabilities: columns by name
 
 
@@ -30,11 +29,16 @@ _Table: TypeAlias = "dict[str, Any] | None"  # log-probabilities: columns by nam
 class TokenNames:
     """Names the tokens of log-probabilities by their text, or by their ids, since several may have the same text."""
 
-    bytes_of: BytesOf
+    bytes_of: TokenBytes
     by_ids: bool
 
     def of(self, token: int) -> str:
-        return f"token_id:{token}" if self.by_ids else self.bytes_of(token).decode("utf-8", "replace")
+        return self.shown(token)[0]
+
+    def shown(self, token: int) -> tuple[str, list[int]]:
+        """Return the token's name and its bytes."""
+        shown = self.bytes_of.shown(token)
+        return (f"token_id:{token}", shown[1]) if self.by_ids else shown
 
 
 def chat_logprobs(tokens: Sequence[int], logprobs: Sequence[Logprob], names: TokenNames) -> Iterator[dict[str, Any]]:
@@ -45,7 +49,8 @@ def chat_logprobs(tokens: Sequence[int], logprobs: Sequence[Logprob], names: Tok
 
 
 def _entry(token: int, value: float, names: TokenNames) -> dict[str, Any]:
-    return {"token": names.of(token), "logprob": max(value, LEAST), "bytes": list(names.bytes_of(token))}
+    name, its_bytes = names.shown(token)
+    return {"token": name, "logprob": max(value, LEAST), "bytes": its_bytes}
 
 
 class CompletionLogprobs:
