@@ -4,8 +4,10 @@ First bodies: each kind is sent to the server of gateway.py, a separate process 
 are the processor time of the event loop's thread for a single body, without other requests; and the peak memory above
 the memory before, with as many bodies at once as the gateway accepts.
 
-Then floods, each beside a deployment of its own, from a process of its own, with a key of its own. That process has
-the lowest priority: on a machine of its own it would take no time from the server's processors.
+Then floods, each beside a deployment of its own, from a process of its own, with a key of its own. That process runs
+where nothing else wants a processor (SCHED_IDLE): on a machine of its own it would take no time from the server's. A
+busy processor may still slow the one beside it. So the chats also run beside processes that send nothing and only
+compute, one for each processor, as idle as the flood's.
 
     one_stream     what an honest client does: one stream after the other, the least that any load costs
     choices        unstreamed answers of 128 choices, one after the other
@@ -23,9 +25,10 @@ the lowest priority: on a machine of its own it would take no time from the serv
 
 The last five and `one_stream` are workloads, which the client of `alignedserve bench` plays. Beside each flood it asks,
 as another client, for a chat of 8 tokens every quarter of a second. A row is the 95th percentile of the time to the
-first token, against that of the same chats alone; how many of them were not served; the tokens that all get in a
-second, against those of the flood alone; the share of the flood's work that is conserved, in which a token counts as
-the workers' time that it takes alone; the memory that the parts took, and how many parts ended. Times need quiet cores.
+first token, against that of the same chats alone, and beside processes that compute; how many of them were not
+served; the tokens that all get in a second, against those of the flood alone; the share of the flood's work that is
+conserved, in which a token counts as the workers' time that it takes alone; the memory that the parts took, and how
+many parts ended. Times need quiet cores.
 
 Last `launcher`: the launcher is killed with -9, and the next one started at once (baseline: its first start).
 """
@@ -218,8 +221,19 @@ def client(url: str, key: str) -> httpx.AsyncClient:
     )
 
 
+def run_idle() -> None:
+    """Let this process run where nothing else wants a processor."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def compute() -> None:
+    run_idle()
+    while True:
+        pass
+
+
 def run_flood(name: str, url: str, key: str) -> None:
-    os.nice(19)
+    run_idle()
 
     async def run() -> None:
         if name in LOADS:
@@ -302,18 +316,22 @@ def measure_flood(name: str, model: str) -> None:
             chats()
             (to_chats, alone), before = given(chats), parts_under(deployment.pid)
             before_mb = sum(memory_mb(part, "VmHWM") for part in before)
+            with beside(compute, times=os.cpu_count() or 1):
+                busy_ms = p95_ms(chats())
             with flooding(name, deployment.url, keys["flood"]):
                 to_flood, _ = given(lambda: time.sleep(ALONE_S))
-                both, beside = given(chats)
+                both, beside_flood = given(chats)
             ended = before.keys() - parts_under(deployment.pid).keys()
             more_mb = sum(memory_mb(part, "VmHWM") for part in before.keys() - ended) - before_mb
-    alone_ms = p95_ms(alone)
-    report(f"beside {name}, first token, p95", p95_ms(beside), "ms", baseline=alone_ms, goal=MOST_TIMES * alone_ms)
-    report(f"beside {name}, chats not served", len(beside.requests) - len(finished(beside.requests)), "", goal=0.0)
+    alone_ms, beside_ms = p95_ms(alone), p95_ms(beside_flood)
+    report(f"beside {name}, first token, p95", beside_ms, "ms", baseline=alone_ms, goal=MOST_TIMES * alone_ms)
+    report(f"beside {name}, times that beside work", beside_ms, "ms", baseline=busy_ms, goal=MOST_TIMES * busy_ms)
+    num_lost = len(beside_flood.requests) - len(finished(beside_flood.requests))
+    report(f"beside {name}, chats not served", num_lost, "", goal=0.0)
     if to_flood.tokens > to_flood.seconds:  # else nothing of the flood is answered
         alone_s, both_s = to_flood.tokens / to_flood.seconds, both.tokens / both.seconds
         report(f"beside {name}, of all", both_s, "tokens/s", baseline=alone_s)
-        chat_tokens = sum(len(chat.token_at) for chat in beside.requests)
+        chat_tokens = sum(len(chat.token_at) for chat in beside_flood.requests)
         share = conserved(to_flood, both, chat_tokens, to_chats.token_s("chats"))
         report(f"beside {name}, work conserved", share, "", goal=CONSERVED, at_least=True)
     report(f"beside {name}, peak memory of all parts, more", more_mb, "MB")
