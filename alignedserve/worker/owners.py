@@ -1,9 +1,9 @@
 """The tokens that a worker has emitted: sent to the owners once a step, kept until the owners have them.
 
 All tokens of a step that go to the same owner travel in one frame. A frame before it says what metered requests have
-used, at the first token here, at their end and whenever TELL_S have come together, or half of that where a frame goes
-anyway: all of it, so a later frame makes good for a lost one. A request whose client leaves amid a step is charged with
-that step when it has ended, though not with a step that was planned ahead behind it.
+used, at the first token here, at their end and whenever TELL_S have come together: all of it, so a later frame makes
+good for a lost one. A request whose client leaves amid a step is charged with that step when it has
+ended, though not with a step that was planned ahead behind it.
 
 Where a frame with tokens is lost, the owner sees the gap and asks again: at the latest REFRESH_S later, or at once
 where the link's numbers show the gap (LinkGap) or the owner says so (Missed). So a request's tokens stay here until the
@@ -51,7 +51,6 @@ class Outputs(CorePart):
         self._kept: dict[str, WorkerRequest] = {}  # in the order of first tokens, then of last tokens
         self._new: dict[str, list[Output]] = defaultdict(list)  # owner -> what the next frame carries
         self._used: dict[str, list[RequestUse]] = defaultdict(list)  # the same
-        self._soon: dict[str, list[WorkerRequest]] = defaultdict(list)  # owner -> who has used half of TELL_S since
         self._left: dict[str, tuple[WorkerRequest, int]] = {}  # dropped requests, with the last step that may run them
 
     @property
@@ -77,11 +76,8 @@ class Outputs(CorePart):
         else:  # nearly always, and once for each token
             new = Output(name, request.attempt, len(output) - 1, (output[-1],), finish)
         self._new[request.owner].append(new)
-        if request.is_metered and running.spent_s:
-            if running.spent_s > running.tells_beyond_s or finish is not None:
-                self._tell_use(running)
-            elif running.spent_s > running.tells_beyond_s - TELL_S / 2:
-                self._soon[request.owner].append(running)
+        if (running.spent_s > running.tells_beyond_s or finish is not None) and request.is_metered and running.spent_s:
+            self._tell_use(running)
 
     def tell_use_of_chunk(self, running: WorkerRequest) -> None:
         """Tell what a request has used before the first token, after every further TELL_S of use."""
@@ -117,10 +113,6 @@ class Outputs(CorePart):
 
     def flush(self) -> list[Command]:
         """Send one frame to each owner, and another frame before it if there is use to report."""
-        for owner in self._used:  # what it would be told soon travels along: frames cost more than what they hold
-            for running in self._soon.get(owner, ()):
-                self._tell_use(running)
-        self._soon.clear()
         frames: list[Command] = [Send(owner, Used(tuple(uses))) for owner, uses in self._used.items()]
         frames += [Send(owner, Tokens(tuple(outputs))) for owner, outputs in self._new.items()]
         self._new.clear()

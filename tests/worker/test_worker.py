@@ -433,17 +433,6 @@ def test_an_owner_is_told_at_the_first_token_and_meanwhile_what_a_request_has_us
     assert [said["a"].seconds for said in told if said] == pytest.approx([0.008, 0.032, 0.056])
 
 
-def test_one_frame_tells_an_owner_of_all_requests_that_have_used_half_as_much() -> None:
-    worker = decode_core(WorkerSetup(replace(LIMITS, num_blocks=64)))
-    worker.handle(MemberJoined(ROUTER_MEMBER), 0.0)
-    worker.handle(said(ROUTER, Prefill(metered("a", max_tokens=30))), 0.0)
-    worker.handle(StepDone(StepResult(1, (("a", 7),)), 0.008), 0.1)
-    worker.handle(said(ROUTER, Prefill(metered("b", max_tokens=30))), 0.1)
-    steps = [StepDone(StepResult(step, (("a", 7), ("b", 7))), 0.01) for step in range(2, 30)]
-    told = [{*uses(worker.handle(step, at / 10))} for at, step in enumerate(steps, 2)]
-    assert [names for names in told[1:] if names] == [{"a", "b"}] * 7, "each used 0.14 s"
-
-
 def test_before_the_first_token_an_owner_is_told_of_more_than_a_fiftieth_of_a_second() -> None:
     worker = decode_core(WorkerSetup(replace(LIMITS, num_blocks=64)))
     worker.handle(MemberJoined(ROUTER_MEMBER), 0.0)
