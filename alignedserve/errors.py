@@ -117,6 +117,10 @@ class RankLost(AlignedServeError):
     pass
 
 
+class RankGaveUp(AlignedServeError):
+    pass
+
+
 class DeviceLost(AlignedServeError):
     pass
 

@@ -27,7 +27,7 @@ from alignedserve.engine.adapters.layers import AdaptedLayers
 from alignedserve.engine.calibration import logits_of
 from alignedserve.engine.device import devices, large_pages
 from alignedserve.engine.device.devices import CPU, out_of_memory
-from alignedserve.engine.device.ranks import ALONE, RankLinks
+from alignedserve.engine.device.ranks import ALONE, OTHER_RANK, RankLinks
 from alignedserve.engine.graphs import CAPTURED, STEP_BY_STEP, Capture, StepGraphs, places_for
 from alignedserve.engine.inputs import NOTHING, Before
 from alignedserve.engine.models.attention import KvAttention, attention_of
@@ -213,8 +213,8 @@ class Engine:
         """Return why steps cannot be captured, or None where they can."""
         if self.device.type != "cuda":
             return f"{self.device} has no graphs"
-        if self.ranks.size > 1:
-            return "ranks meet in the middle of a step"
+        if not self.ranks.captures:
+            return "ranks meet over sockets in the middle of a step"
         if isinstance(self.config, GenericConfig):
             return "transformers runs this model"
         if self._in_turn:
@@ -251,7 +251,7 @@ class Engine:
         self, most: int, capture: Capture, free: Callable[[], int], least: int, *, most_tokens: int = 0
     ) -> None:
         """Capture decode steps of up to `most` requests, and steps with prompts of up to `most_tokens` tokens, as long
-        as `least` bytes are free."""
+        as `least` bytes are free: all ranks together."""
         assert self.has_graphs, "there is no block for padding"
         scratch, captures, config = self.num_blocks, self._captures, self.config
         places = places_for(most, units_for(config.max_positions, self.block_size), self.num_blocks)
@@ -259,13 +259,13 @@ class Engine:
         tokens = min(most_tokens, config.max_positions)  # padding is one chunk
         graphs = StepGraphs(most, tokens, words, forward, capture, block_size, places, scratch, self.device)
         self.signs.stage(Stage.GRAPHS, len(graphs))
-        graphs.capture_all(free, least, self.signs.advance)
-        if self._captures is captures:
+        graphs.capture_all(free, least, self.signs.advance, self.ranks.together)
+        if self.ranks.together(int(self._captures is captures)):
             self._graphs = graphs
             if graphs.left_out:
                 fell_back(CAPTURED, f"there was too little memory for those of {graphs.left_out}", STEP_BY_STEP)
         else:  # attention failed, and torch took its place: it reads tables on the CPU, whose values a graph would keep
-            fell_back(CAPTURED, str(self.why_no_graphs), STEP_BY_STEP)
+            fell_back(CAPTURED, self.why_no_graphs or OTHER_RANK, STEP_BY_STEP)
 
     def step(self, plan: StepPlan) -> StepResult:
         """Run the step and return its result.

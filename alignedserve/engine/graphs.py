@@ -131,23 +131,35 @@ class StepGraphs:
         words = (f"{decodes} requests" * bool(decodes), f"{prompts} tokens with prompts" * bool(prompts))
         return " and of ".join(filter(None, words))
 
-    def capture_all(self, free: Callable[[], int], least: int, advance: Callable[[], object] = lambda: None) -> None:
+    def capture_all(
+        self,
+        free: Callable[[], int],
+        least: int,
+        advance: Callable[[], object] = lambda: None,
+        together: Callable[[int], int] = lambda number: number,
+    ) -> None:
         """Capture all sizes, as long as `least` bytes stay free: those of decodes first, and of these and of the others
         the largest first, since the smaller ones reuse its memory. `advance` is called after each.
 
         A size that is not captured runs kernel by kernel. A size for which memory is too small is left out, and the
-        smaller ones are tried: they may need less.
+        smaller ones are tried: they may need less. `together` returns the least of the numbers of all ranks: a captured
+        step sums its padding too, so a size is captured on every rank or on none.
         """
         for size in sorted(self._sizes, key=lambda size: (size.chunks, -size.rows)):
-            if free() < least:
+            if together(free()) < least:
                 log.warning("%s and fewer are not captured: less than %d MB are free", _named(size), least // _MIB)
                 break
+            graph, why = None, "another rank has too little memory"
             try:
-                self._graphs[size] = self._captured(size)
+                graph = self._captured(size)
             except (RuntimeError, MemoryError) as error:
-                why = _out_of_memory(error)
-                if why is None:
+                found = _out_of_memory(error)
+                if found is None:
                     raise
+                why = found
+            if together(int(graph is not None)) and graph is not None:
+                self._graphs[size] = graph
+            else:
                 log.warning("%s are not captured: %s", _named(size), why)
             advance()
         for what, kind in (

@@ -16,13 +16,13 @@ from alignedserve.config.config import Config
 from alignedserve.core import Role
 from alignedserve.engine.calibration import PlainModel
 from alignedserve.engine.device.devices import cache_room, check_shared, device_of, free_memory, out_of_memory
-from alignedserve.engine.device.ranks import ALONE, RankLinks, Team
+from alignedserve.engine.device.ranks import ALONE, OTHER_RANK, RankLinks, Team
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import CAPTURED, STEP_BY_STEP, CudaCapture
 from alignedserve.engine.weights.dummy import DummyWeights
 from alignedserve.engine.weights.forms import weights_of
 from alignedserve.engine.weights.tensors import Weights
-from alignedserve.errors import ConfigError
+from alignedserve.errors import ConfigError, RankGaveUp, RankLost
 from alignedserve.executor.precision import plain_model, say_precision
 from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.failing import fault_of_kernel
@@ -104,15 +104,17 @@ def _num_blocks(place: Place, ranks: RankLinks) -> int:
     """Return the number of blocks of the device cache: as many as the GPU has room for beside the weights, or as
     many as the configuration says."""
     config, (model, room), device = place.config, place.capacity(), device_for(place)
-    free = free_memory(device)
-    if free is None:
-        return room.limits.num_blocks
     engine, topology = config.engine, config.topology
+    if device.type == "cpu":
+        return room.limits.num_blocks
     if engine.cache_mb is None and config.launcher is Launcher.LOCAL:
         check_shared(engine.tensor_parallel_size * (topology.prefill_workers + topology.decode_workers))
-    needs, reserve = demand(config, model, room, place.folder), engine.gpu_reserve_mb << 20
     if ranks.size > 1:
         place.signs.stage(Stage.RANKS)
+        ranks.agree(True)  # this waits for the others without a limit, a sum does not
+        ranks.total(torch.zeros(1, device=device))  # NCCL connects now, so its memory is not counted as free
+    free = free_memory(device) or 0
+    needs, reserve = demand(config, model, room, place.folder), engine.gpu_reserve_mb << 20
     left = ranks.least(cache_room(str(device), free, engine.cache_mb, needs, reserve))
     limits = capacity(config, model, left).limits
     log.info("the device cache holds %d tokens: %d MB of what %s has left", limits.num_tokens, left >> 20, device)
@@ -123,6 +125,8 @@ def capture_decodes(engine: Engine, config: Config) -> None:
     """Capture steps as CUDA graphs. They may take half of the memory reserve; the other half is left for the
     rest."""
     why_never = engine.why_no_graphs
+    if not engine.ranks.agree(why_never is None):
+        why_never = why_never or OTHER_RANK
     why = why_never or _captured(engine, config)
     if why is None:
         return
@@ -138,8 +142,14 @@ def _captured(engine: Engine, config: Config) -> str | None:
     try:
         capture, free = CudaCapture(engine.device), lambda: free_memory(engine.device) or 0
         engine.capture(config.engine.seats, capture, free, least, most_tokens=config.engine.step_tokens)
+    except RankLost:
+        raise
+    except RankGaveUp as error:
+        return str(error)
     except Exception as error:  # any error of a driver or a library, unless the device is lost
-        return out_of_memory(error) or fault_of_kernel(error, engine.device)
+        why = out_of_memory(error) or fault_of_kernel(error, engine.device)
+        engine.ranks.give_up()
+        return why
     return None
 
 

@@ -106,6 +106,8 @@ def run_rank(place: Place) -> None:
     """Follow rank 0 for as long as it lives; RankLost when it has gone."""
     with build_rank(place, Engine) as built:
         assert built.team is not None, "a worker's only rank is rank 0"
+        if built.engine.has_graphs:
+            capture_decodes(built.engine, place.config)
         with closing(built.hands()) as hands:
             place.signs.stage(Stage.RUNS)
             place.watch.begin()

@@ -14,14 +14,22 @@ import pytest
 import torch
 
 from alignedserve.architectures.families.model_config import read_config
+from alignedserve.config.choices import DeviceKind, Graphs
+from alignedserve.config.config import Config
+from alignedserve.config.sections import EngineConfig
 from alignedserve.core import Chunk, Decode, KvForm, Sampling, Scoring, StepPlan, StepResult
 from alignedserve.engine.device import ranks
 from alignedserve.engine.device.ranks import ALONE, Team, TeamLinks
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.graphs import Step
+from alignedserve.engine.sampling.reading import Begun
 from alignedserve.errors import ConfigError, RankLost
-from tests.engine.driver import Driver, prompt_of
+from alignedserve.executor import loading
+from alignedserve.kernels.common.reference import Reference
+from tests.engine.driver import PLENTY, Driver, Replays, prompt_of
 from tests.models import VOCAB, llama
 from tests.rare import rarely
+from tests.reference import Tally, compare
 from tests.teams import links_of, teams
 
 SHARED = ("mha-tied", "wide-heads", "sharded", "llama-biases", "qwen2", "qwen3", "opt", "opt-350m", "neox", "pythia")
@@ -66,6 +74,11 @@ class Both:
         assert not any(other.tokens for other in others), "rank 0 alone samples"
         return first
 
+    def begin(self, plan: StepPlan) -> Begun:
+        begun: Iterator[Begun] = self._pool.map(lambda engine: engine.begin(plan), self.engines)
+        first, *_ = begun
+        return first
+
     def fold(self, folds: Sequence[Sequence[int]]) -> None:
         for engine in self.engines:
             engine.fold(folds)
@@ -99,6 +112,111 @@ def test_two_ranks_say_what_a_single_rank_says(
     drawn = [Sampling(temperature=0.8, top_p=0.9, seed=3)] if name in SAMPLED else []
     for sampling in (Sampling(), *drawn):
         assert said(both, sampling) == said(alone, sampling)
+
+
+class Captured(Both):
+    """Two ranks whose decode steps are captured, as plain calls."""
+
+    def __init__(self, folder: Path, pool: ThreadPoolExecutor, **options: Any) -> None:
+        super().__init__(folder, pool, has_graphs=True, **options)
+        self.replays = [Replays() for _ in self.engines]
+
+    def capture(self, *free: int, least: int = 0, most: int = 4) -> list[list[int]]:
+        """Capture on ranks with so much free memory, and return the sizes that each has captured."""
+
+        def captured(engine: Engine, replays: Replays, free: int) -> list[int]:
+            engine.capture(most, replays, lambda: free, least)
+            return engine._graphs.captured if engine._graphs is not None else []
+
+        return [*self._pool.map(captured, self.engines, self.replays, free or (PLENTY, PLENTY))]
+
+
+@pytest.mark.parametrize("name", ["wide-heads", rarely("olmoe"), rarely("gpt-oss")])
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["", "a step ahead"])
+def test_captured_ranks_say_what_transformers_says(
+    folder_of: Callable[[str], Path],
+    reference_of: Callable[[Path], Any],
+    tally: Tally,
+    pool: ThreadPoolExecutor,
+    name: str,
+    is_ahead: bool,
+) -> None:
+    """A step of three has a row of padding; a step with a prompt runs as it is."""
+    folder = folder_of(name)
+    both = Captured(folder, pool, kernels=Reference())
+    assert both.capture() == [[1, 2, 4]] * 2
+    as_one: Any = both
+    driver = Driver(as_one, 7)
+    for engine in both.engines:
+        engine.reads_later = is_ahead
+    lives = [driver.start_either_way(f"r{seed}", prompt_of(seed, length), 2 * TOKENS) for seed, length in PROMPTS]
+    for live in lives:
+        driver.prefill(live, [9])
+    for chosen in (lives, lives[:2], lives[1:], lives[2:]):
+        driver.run(*chosen, parts=[live.decode() for live in chosen])
+    assert [replays.sizes for replays in both.replays] == [[4, 2, 2, 1]] * 2
+    if is_ahead:
+        ahead = [
+            both.begin(
+                StepPlan(90, (), tuple(live.decode_ahead(None if at else live.output[-1], at) for live in lives))
+            )
+            for at in range(4)
+        ]
+        for step in ahead:
+            for request, token in step.result().tokens:
+                next(live for live in lives if live.name == request).output.append(token)
+    other = driver.start("other", prompt_of(9, 6), 3)
+    driver.run(*lives, other, parts=[other.chunk(9), *(live.decode() for live in lives)])
+    driver.run(*lives, other, parts=[live.decode() for live in (*lives, other)])
+    assert [len(replays.sizes) for replays in both.replays] == [9 if is_ahead else 5] * 2
+    for live in (*lives, other):
+        compare(reference_of(folder), live.prompt, live.output, tally, f"{name} {live.name}")
+    tally.check()
+
+
+def test_ranks_capture_the_same_sizes_whatever_memory_each_has(
+    folder_of: Callable[[str], Path], pool: ThreadPoolExecutor
+) -> None:
+    """A captured step sums its padding too: a rank that ran it otherwise would sum other numbers."""
+    both = Captured(folder_of("mha-tied"), pool)
+    assert both.capture(PLENTY, 5, least=6) == [[], []]
+
+    class Full(Replays):
+        num = 0
+
+        def __call__(self, step: Step) -> Step:
+            replay, self.num = super().__call__(step), self.num + 1
+            if self.num == 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return replay
+
+    both.replays[1] = Full()
+    assert both.capture() == [[1, 4], [1, 4]]
+
+
+def test_a_rank_that_cannot_capture_lets_no_other_wait(
+    folder_of: Callable[[str], Path], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first rank captures as plain calls; the second says, or finds as it captures, that it cannot."""
+    both = Captured(folder_of("mha-tied"), pool)
+    first, second = both.engines
+    asked_for = Config(engine=EngineConfig(device=DeviceKind.CUDA, cuda_graphs=Graphs.ON))
+
+    def refusals() -> list[str]:
+        work = [pool.submit(loading.capture_decodes, engine, asked_for) for engine in both.engines]
+        return [str(one.exception(timeout=60)).split(": ", 1)[1] for one in work]
+
+    found = {first: None, second: "it has no graphs"}
+    monkeypatch.setattr(Engine, "why_no_graphs", property(found.get))
+    monkeypatch.setattr(loading, "CudaCapture", lambda _: Replays())
+    assert refusals() == [f"{ranks.OTHER_RANK}: set it to auto", "it has no graphs: set it to auto"]
+    found[second] = None
+    monkeypatch.setattr(second, "capture", partial(_fail, "capturing is not permitted"))
+    assert refusals() == [
+        f"{ranks.OTHER_RANK}: set it to auto",
+        "RuntimeError: capturing is not permitted: set it to auto",
+    ]
+    assert first._graphs is None
 
 
 def test_three_ranks_share_nine_heads_of_which_three_are_of_k(tmp_path: Path) -> None:
@@ -255,7 +373,7 @@ def test_too_little_memory_on_a_rank_ends_the_worker(
         second.step(StepPlan(1, decodes=(Decode("r", 1, 0, KvForm((0,)), Sampling(), 0),)))
 
 
-def _fail(why: str, *_: object) -> None:
+def _fail(why: str, *_: object, **__: object) -> None:
     raise RuntimeError(why)
 
 
@@ -264,22 +382,32 @@ class Works:
 
     def __init__(self) -> None:
         self.waited: list[tuple[Any, ...]] = []
+        self.beside: list[bool] = []  # whether each was to run in a stream of NCCL's own
 
     def wait(self, *limit: Any) -> None:
         self.waited.append(limit)
 
-    def allreduce(self, _tensors: Any) -> Works:
+    def allreduce(self, _tensors: Any, options: Any) -> Works:
+        self.beside.append(options.asyncOp)
         return self
 
-    def allgather(self, _parts: Any, _tensors: Any) -> Works:
-        return self
+    def broadcast(self, _tensors: Any, options: Any) -> Works:
+        assert options.rootRank == 0
+        return self.allreduce(_tensors, options)
+
+    def _allgather_base(self, parts: torch.Tensor, x: torch.Tensor, options: Any) -> Works:
+        parts[0], parts[1] = x, x + 1
+        return self.allreduce(x, options)
 
 
 def test_on_gpus_nobody_waits_in_the_middle_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a time limit, NCCL makes the CPU wait for the GPU."""
+    """With a time limit, NCCL makes the CPU wait for the GPU. Its work is queued in the step's own stream."""
     works = Works()
     monkeypatch.setattr(ranks, "_nccl", lambda *_: (works, None))
     team = Team(0, 2, TeamLinks(*(links_of(2)[0] for _ in range(3))), torch.device("cuda", 0))
+    assert team.captures
     team.total(torch.zeros(2, 2))
-    team.side_by_side(torch.zeros(2, 2))
-    assert works.waited == [(), ()]
+    own = torch.tensor([[1, 2], [3, 4]])
+    assert team.side_by_side(own).tolist() == [[1, 2, 2, 3], [3, 4, 4, 5]]
+    team.hand_on(torch.zeros(2))
+    assert (works.waited, works.beside) == ([()] * 3, [False] * 3)

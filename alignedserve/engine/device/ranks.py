@@ -21,15 +21,17 @@ import select
 import socket
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import reduce
+from functools import cache, reduce
+from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from alignedserve.engine.device.groups import why_no_nccl
-from alignedserve.errors import ConfigError, RankLost
+from alignedserve.errors import ConfigError, RankGaveUp, RankLost
 
+OTHER_RANK = "another rank of this worker cannot do it"
 SHORT = 1 << 16  # most bytes of a frame to rank 0: an address names the GPUs that it reaches
 _LENGTH = 8  # bytes of a frame's length
 _STEP = timedelta(seconds=60)  # how long a rank waits for another in the middle of a step
@@ -79,6 +81,7 @@ class RankLinks:
     """The ranks of a worker, as the engine of one rank sees them; here there is this rank alone."""
 
     rank, size = 0, 1
+    captures = True  # whether what this does in the middle of a step can be captured
 
     def total(self, x: Tensor) -> None:
         """Sum the tensor over all ranks, in place."""
@@ -98,6 +101,16 @@ class RankLinks:
         """Return the smallest of the numbers of all ranks."""
         return number
 
+    def together(self, number: int) -> int:
+        """Return the smallest of the numbers of all ranks, 0 or more; RankGaveUp where another rank has given up."""
+        if (found := self.least(number)) < 0:
+            raise RankGaveUp(OTHER_RANK)
+        return found
+
+    def give_up(self) -> None:
+        """End what all ranks do together: on each other rank the next `together` raises RankGaveUp."""
+        self.least(-1)
+
 
 ALONE = RankLinks()
 
@@ -107,7 +120,12 @@ class Team(RankLinks):
 
     A method raises RankLost if another rank is lost or does not answer in time. On GPUs no CPU waits here: with a limit
     NCCL would block it until the GPU is done, twice in each layer. If a rank is lost during a step, the launcher ends
-    all ranks, also those that wait for its tokens; if a rank hangs, NCCL ends those that wait after `_STEP`.
+    all ranks, also those that wait for its tokens; if a rank hangs, NCCL ends those that wait after `_STEP`, but for
+    captured steps, whose end rank 0 waits for.
+
+    NCCL works in the stream of the step, not beside it, so a graph holds its kernels between those of the layers. What
+    is captured and what is not go through one communicator, which orders them as the stream does. Connections are made
+    when something is first summed or gathered, so each step runs before it is captured.
     """
 
     def __init__(self, rank: int, size: int, links: TeamLinks, device: torch.device) -> None:
@@ -115,7 +133,7 @@ class Team(RankLinks):
         self.told = links.told  # messages to rank 0 beside the steps: each rank sends, and rank 0 hears, in a thread
         self._said = links.said
         self._peers = {other: links.tensors[other].socket for other in sorted(links.tensors)}
-        on_gpu = device.type == "cuda"
+        self.captures = on_gpu = device.type == "cuda"
         # The store is kept here: torch keeps none of Python alive.
         self._nccl, self._store = _nccl(links.tensors, rank, size) if on_gpu else (None, None)
         if not on_gpu:
@@ -124,7 +142,7 @@ class Team(RankLinks):
 
     def total(self, x: Tensor) -> None:
         if self._nccl is not None:
-            _wait(self._nccl.allreduce([x]))
+            _wait(self._nccl.allreduce([x], _in_stream("AllreduceOptions")))
         else:
             *before, last = self._exchanged(x)
             torch.add(reduce(Tensor.add_, before), last, out=x)
@@ -133,13 +151,13 @@ class Team(RankLinks):
         x = x.contiguous()
         if self._nccl is None:
             return torch.cat(self._exchanged(x), dim=1)
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        _wait(self._nccl.allgather([parts], [x]))
-        return torch.cat(parts, dim=1)
+        parts = x.new_empty((self.size, *x.shape))
+        _wait(self._nccl._allgather_base(parts, x, _in_stream("AllgatherOptions")))
+        return parts.transpose(0, 1).flatten(1)
 
     def hand_on(self, x: Tensor) -> None:
         if self._nccl is not None:
-            _wait(self._nccl.broadcast(x, 0))
+            _wait(self._nccl.broadcast([x], _in_stream("BroadcastOptions")))
         elif self.rank:
             _move({}, {self._peers[0]: _bytes_of(x)})
         else:
@@ -212,6 +230,14 @@ def _moved(move: Callable[[socket.socket, memoryview], int], left: dict[socket.s
 def _bytes_of(x: Tensor) -> memoryview:
     memory: Any = x.view(-1).view(torch.uint8).numpy()
     return memoryview(memory)
+
+
+@cache
+def _in_stream(options: str) -> Any:
+    """Return NCCL's options of this kind for work that is queued in the current stream."""
+    made = getattr(import_module("torch._C._distributed_c10d"), options)()
+    made.asyncOp = False
+    return made
 
 
 def _wait(work: Any) -> None:
