@@ -175,6 +175,34 @@ def test_a_copy_goes_behind_what_was_ordered_before_it(
     assert seen == [("ordered", threading.current_thread().name), ("behind", "aside"), ("copied", "aside")]
 
 
+def test_who_adds_a_copy_does_not_wait_for_a_page(
+    engine: Engine, arena_of: Callable[[int], Arena], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that begins steps adds copies: on a GPU it would begin the next step milliseconds late."""
+    begun, goes_on, answers = threading.Event(), threading.Event(), queue.Queue[Event]()
+    pages_out = PageCopier.pages_out
+
+    def slow(*args: Any, **named: Any) -> Iterator[bool]:
+        for turn in pages_out(*args, **named):
+            begun.set()
+            assert goes_on.wait(DEADLINE_S)
+            yield turn
+
+    monkeypatch.setattr(PageCopier, "pages_out", slow)
+    copies = AsideCopies(PAGE_SIZE, CopyPace())
+    copies.attach(PageCopier(engine.cache, arena_of(1), PAGE_SIZE, verify=True), "pool-0.1")
+    copies.add(out(1), answers.put)
+    assert begun.wait(DEADLINE_S)
+    adding = threading.Thread(target=copies.add, args=(out(2), answers.put), daemon=True)
+    adding.start()
+    adding.join(DEADLINE_S / 10)
+    is_added = not adding.is_alive()
+    goes_on.set()
+    assert is_added
+    assert [answers.get(timeout=DEADLINE_S) for _ in range(2)] == [CopiedOut(1), CopiedOut(2)]
+    copies.close()
+
+
 def test_all_copies_have_one_stream(
     engine: Engine, arena_of: Callable[[int], Arena], monkeypatch: pytest.MonkeyPatch
 ) -> None:

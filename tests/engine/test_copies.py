@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -48,7 +50,7 @@ class Case:
     tokens: tuple[int, ...]
     seed: int
     verify: bool
-    at_once: int = 1  # pages under way, as on a GPU
+    at_once: int = 1  # pages of a turn; of several, each goes in pieces through buffers, as on a GPU
     two_ended: bool = False  # some blocks are filled from their right end
 
     def blocks(self, seed: int) -> list[int]:
@@ -114,7 +116,11 @@ def arena_for(case: Case) -> Iterator[Arena]:
 
 
 def copier(cache: torch.Tensor, arena: Arena, case: Case) -> PageCopier:
-    with patch.object(page_copies, "pages_at_once", lambda *_: case.at_once):
+    with (
+        patch.object(page_copies, "pages_at_once", lambda *_: case.at_once),
+        patch.object(page_copies, "goes_in_pieces", lambda _: case.at_once > 1),
+        patch.object(page_copies, "_PIECE_BYTES", 2 * arena.payload_bytes // CONFIG.num_layers),
+    ):
         made = PageCopier(cache, arena, case.page_size, case.verify)
     assert made.num_turns(NUM_PAGES) == -(-NUM_PAGES // case.at_once)
     return made
@@ -147,30 +153,71 @@ def outside(cache: torch.Tensor, blocks: list[int], case: Case) -> torch.Tensor:
     return bits
 
 
-@pytest.mark.parametrize("most", [1, 2])
-def test_few_pages_queue_at_a_device_at_once(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a step copies waits behind them."""
-    given = case(tokens=8 * NUM_PAGES, verify=False, at_once=NUM_PAGES)
-    queued, longest = list[object](), list[int]()
+class Device:
+    """A device with two streams: what is ordered runs only when somebody waits, in one stream as far as it can."""
 
-    class Counted:
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.streams: list[deque[Callable[[], bool]]] = [deque(), deque()]  # of the thread, and of the link
+        self.now, self.most = 0, 0
+
+    def order(self, work: Callable[[], object]) -> None:
+        def done() -> bool:
+            work()
+            return True
+
+        self.streams[self.now].append(done)
+
+    def run_until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            turn = self.streams if self.first == 0 else reversed(self.streams)
+            stream = next(stream for stream in turn if stream and stream[0]())
+            stream.popleft()
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["thread", "link"])
+def test_pieces_go_through_few_buffers_beside_each_other(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work is ordered in two streams and runs late, so a wait that is missing shows in the KV."""
+    given, device = case(tokens=8 * NUM_PAGES - 3, verify=False, at_once=NUM_PAGES), Device(first)
+
+    class Marked:
         def __init__(self, _device: torch.device) -> None:
-            queued.append(self)
-            longest.append(len(queued))
+            self.is_reached = False
+            device.order(lambda: setattr(self, "is_reached", True))
+
+        def go_behind(self) -> None:
+            device.streams[device.now].append(lambda: self.is_reached)
 
         def wait(self) -> None:
-            queued.remove(self)
+            device.most = max(device.most, sum(map(len, device.streams)))
+            device.run_until(lambda: self.is_reached)
 
-    monkeypatch.setattr(page_copies, "Mark", Counted)
-    monkeypatch.setattr(page_copies, "finish", lambda _: queued.clear())
-    cache = random_cache(given, 1)
+    class Streams:
+        def __enter__(self) -> None:
+            device.now = 1
+
+        def __exit__(self, *_: object) -> None:
+            device.now = 0
+
+    monkeypatch.setattr(page_copies, "Mark", Marked)
+    monkeypatch.setattr(page_copies, "beside_steps", lambda _: Streams())
+    monkeypatch.setattr(page_copies, "finish", lambda _: device.run_until(lambda: not device.streams[0]))
+    copy = page_copies._copy
+    monkeypatch.setattr(page_copies, "_copy", lambda out, x: device.order(partial(copy, out, x)))
+    cache, back = random_cache(given, 1), random_cache(given, 2)
     with arena_for(given) as arena:
-        monkeypatch.setattr(page_copies, "_GPU_QUEUE_BYTES", most * arena.payload_bytes)
-        copies = copier(cache, arena, given)
+        out, into = copier(cache, arena, given), copier(back, arena, given)
+        for copies, name in ((out, "gather"), (into, "scatter")):
+            kernel = getattr(copies._kernels, name)
+            late = SimpleNamespace(**{name: lambda *given, kernel=kernel: device.order(partial(kernel, *given))})
+            monkeypatch.setattr(copies, "_kernels", late)
         blocks, pages = range(2 * NUM_PAGES), range(NUM_PAGES)
-        copies.copy_out(blocks, pages, given.tokens)
-        assert copies.copy_in(pages, blocks, given.tokens)
-    assert (len(longest), max(longest), queued) == (2 * NUM_PAGES, most + 1, [])
+        out.copy_out(blocks, pages, given.tokens)
+        assert not any(device.streams)
+        assert into.copy_in(pages, blocks, given.tokens)
+        assert not any(device.streams)
+    assert torch.equal(kv(back, [*blocks], len(given.tokens)), kv(cache, [*blocks], len(given.tokens)))
+    assert 0 < device.most < 40, "not all pages are queued at once"
 
 
 @pytest.mark.parametrize("way", ["_gather", "_scatter"])

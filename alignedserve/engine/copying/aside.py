@@ -57,6 +57,7 @@ class AsideCopies:
         self._page_size, self._pace, self._device = page_size, pace, device
         self._failed, self._watch = failed, watch
         self._changed = threading.Condition()
+        self._touching = threading.Lock()  # held by who copies a page; `add` must not wait for that
         self._copier: PageCopier | None = None
         self._pool = ""  # the pool that holds the copier's arena
         self._map_ahead: MapAhead | None = None
@@ -67,7 +68,7 @@ class AsideCopies:
 
     def attach(self, copier: PageCopier, pool: str, map_ahead: MapAhead | None = None) -> None:
         """Use this copier for copies to and from the pool's arena, which `map_ahead` maps piece by piece."""
-        with self._changed:
+        with self._touching, self._changed:
             self._copier, self._pool = copier, pool
             self._map_ahead, self._mapped_to = map_ahead, None if map_ahead is None else 0
             if map_ahead is not None:
@@ -75,7 +76,7 @@ class AsideCopies:
 
     def detach(self) -> None:
         """Stop touching the arena when this returns; copies that are not finished fail."""
-        with self._changed:
+        with self._touching, self._changed:
             self._copier = self._map_ahead = None
 
     def add(self, copy: Copy, post: Post) -> None:
@@ -145,7 +146,7 @@ class AsideCopies:
         with self._watch(what):
             turns, start = _turns(copier, copy)
         for _ in range(copier.num_turns(units_for(len(copy.tokens) - start, self._page_size))):
-            with self._watch(what), self._pace.turn(), self._changed:
+            with self._watch(what), self._pace.turn(), self._touching:
                 if self._copier is not copier or not next(turns):
                     return False
         return True

@@ -17,24 +17,31 @@ copies while it copies it; a GPU's pages, and what is written to a page otherwis
 A page of another kind (forms/device/int8_pages.py) is written from a page of kind KV, and expanded on its way to the
 device. A GPU does both itself: it receives the page as it is, and expands it into the blocks.
 
-To and from a GPU several pages are under way at once, so that the next is prepared while one is copied; but few: what a
-step copies itself, some kilobytes, waits behind them in the same queue of the device. A turn ends when all its pages
-are copied: between two turns nothing touches the arena.
+To and from a GPU a page goes in pieces of some layers. A kernel packs a piece of the blocks into a buffer on the
+device, or unpacks it, beside the copy of another piece in a second stream:
+
+    out   stream of the thread   pack 1 | pack 2 | pack 3 |                   in   the same with `copy` before `unpack`
+          stream of the link              copy 1          | copy 2  ...
+
+There are few buffers: what a step copies itself, some kilobytes, waits behind all that is queued for the link. A turn
+ends when all its pages are copied: between two turns nothing touches the arena, and the link stands still.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from alignedserve.engine.device.devices import CPU, Mark, finish
+from alignedserve.engine.device.devices import CPU, Mark, beside_steps, finish
 from alignedserve.errors import ArenaError, PlanError
 from alignedserve.forms.device.int8_pages import Amend, page_forms
+from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.reference import bytes_of
 from alignedserve.kernels.common.spans import slots_of
 from alignedserve.kernels.dispatch.dispatcher import choose
@@ -42,8 +49,9 @@ from alignedserve.kvpool.arena.arena import Arena, Contents, Header
 from alignedserve.kvpool.arena.extents import PageKind
 from alignedserve.protocol.page_names import chained_hashes
 
-_GPU_TURN_BYTES = 128 << 20  # two or three milliseconds of a link: the overhead of a turn is small against that
-_GPU_QUEUE_BYTES = 24 << 20  # half a millisecond: a step on an H200 took 4.8 ms longer behind a whole turn
+_GPU_TURN_BYTES = 512 << 20  # ten milliseconds of a link: the pause after a turn, 0.3 to 0.5 ms, is small against that
+_PIECE_BYTES = 8 << 20  # 0.15 ms of a link, in which the host orders the next piece
+_BUFFERS = 3  # so half a millisecond is queued: a step on an H200 took 4.8 ms longer behind 128 MiB
 
 
 def pages_at_once(device: torch.device, page_bytes: int) -> int:
@@ -51,28 +59,92 @@ def pages_at_once(device: torch.device, page_bytes: int) -> int:
     return 1 if device.type == "cpu" else max(1, _GPU_TURN_BYTES // page_bytes)
 
 
-class _Queue:
-    """The pages of a turn that are on their way to or from a device: few at once, and a page at least beside the next.
+def goes_in_pieces(device: torch.device) -> bool:
+    """Return whether pages go through buffers on the device: a CPU copies from and to them directly."""
+    return device.type != "cpu"
 
-    At the end of the turn all copies are done, also where ordering one has failed: the places that they were copied to
+
+class _Link:
+    """The buffers on a device through which a copier's pieces go, and the stream in which they are copied.
+
+    At the end of a turn all copies are done, also where ordering one has failed: the places that they were copied to
     may belong to other requests from then on.
     """
 
-    def __init__(self, device: torch.device, page_bytes: int) -> None:
-        self._device, self._most = device, max(1, _GPU_QUEUE_BYTES // page_bytes)
-        self._under_way: deque[Mark] = deque()
+    def __init__(self, cache: Tensor, page_size: int) -> None:
+        layers, _, _, kv_dim = cache.shape
+        self._device, self._like, layer = cache.device, cache, 2 * page_size * kv_dim
+        self.layers = max(1, min(layers, _PIECE_BYTES // (layer * cache.dtype.itemsize)))  # of a piece
+        self._shape = (_BUFFERS, self.layers * layer)
+        self._memory: Tensor | None = None
+        self._marks: list[Mark | None] = [None] * _BUFFERS  # behind the newest use of each buffer
+        self._num = 0  # of buffers used so far
+        self._stream = beside_steps(cache.device)
 
-    def add(self) -> None:
-        """Add the page that was ordered just now, and wait until the queue is short again."""
-        self._under_way.append(Mark(self._device))
-        if len(self._under_way) > self._most:
-            self._under_way.popleft().wait()
+    def out(self, piece: Tensor, pack: Callable[[Tensor], None]) -> None:
+        """Order a copy to this piece of a page of what `pack` writes to a buffer."""
+        rows = self._free_buffer(piece.shape)
+        pack(rows)
+        self._follow()
+        with self._stream:
+            _copy(piece, rows)
+            self._use()
+
+    def into(self, piece: Tensor, unpack: Callable[[Tensor], None]) -> None:
+        """Order a copy of this piece of a page to a buffer, which `unpack` reads."""
+        rows = self._free_buffer(piece.shape)
+        with self._stream:
+            _copy(rows, piece)
+        self._lead()
+        unpack(rows)
+        self._use()
+
+    def beside(self, work: Callable[[], None]) -> None:
+        """Order work of the thread's stream that needs no buffer, but counts as if it did."""
+        self._await()
+        work()
+        self._use()
+
+    def _free_buffer(self, shape: Sequence[int]) -> Tensor:
+        self._await()
+        if self._memory is None:
+            self._memory = self._like.new_empty(self._shape)
+            self._follow()  # the thread's stream may have used that memory
+        return self._memory[self._num % _BUFFERS, : math.prod(shape)].view(*shape)
+
+    def _await(self) -> None:
+        if (mark := self._marks[self._num % _BUFFERS]) is not None:
+            mark.wait()
+
+    def _use(self) -> None:
+        self._marks[self._num % _BUFFERS] = Mark(self._device)
+        self._num += 1
+
+    def _follow(self) -> None:
+        """Put what is ordered in the link's stream from now on behind the thread's stream."""
+        mark = Mark(self._device)
+        with self._stream:
+            mark.go_behind()
+
+    def _lead(self) -> None:
+        """Put what is ordered in the thread's stream from now on behind the link's stream."""
+        with self._stream:
+            mark = Mark(self._device)
+        mark.go_behind()
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, *_: object) -> None:
+        self._lead()
         finish(self._device)
-        self._under_way.clear()
+
+
+def _copy(out: Tensor, x: Tensor) -> None:
+    """Order a copy between the CPU and a device. Where K and V of a layer lie apart in the last page of a request, each
+    is a copy of its own: torch would copy them through memory of the CPU, and wait."""
+    whole = out.is_contiguous() and x.is_contiguous()
+    for to, of in ((out, x),) if whole else zip(out.flatten(0, 1), x.flatten(0, 1), strict=True):
+        to.copy_(of, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -96,9 +168,10 @@ class PageCopier:
         self._arena = arena
         self._page_size = page_size
         self._verify, self._sums = verify, choose(CPU, cache.dtype).kernels if verify else self._kernels
-        self._sums_while_copying = verify and cache.device.type == "cpu"
+        self._in_pieces = goes_in_pieces(cache.device)
+        self._sums_while_copying = verify and not self._in_pieces
         page_bytes = 2 * self._layers * page_size * self._kv_dim * cache.dtype.itemsize
-        self._at_once, self._queue = pages_at_once(cache.device, page_bytes), _Queue(cache.device, page_bytes)
+        self._at_once, self._link = pages_at_once(cache.device, page_bytes), _Link(cache, page_size)
         shape = (2 * self._layers, page_size, self._kv_dim)
         self._forms = page_forms(*shape, cache.dtype, self._kernels, cache.device)
         self._check_arena()
@@ -130,7 +203,7 @@ class PageCopier:
         for turn in self._turns(self._parts(blocks, pages, tokens, start)):
             for part in turn:
                 self._arena.begin_write(part.page)
-            with self._queue:
+            with self._link:
                 sums = [self._gather(part, self._arena.payload(part.page)) for part in turn]
             for part, checksum in zip(turn, sums, strict=True):
                 self._end_write(part, checksum, amend)
@@ -189,7 +262,7 @@ class PageCopier:
     def _read(self, turn: list[_PagePart]) -> bool:
         """Copy a turn's pages to the device, wait until the copies have left the pages, and check them again."""
         begun = list[tuple[_PagePart, Header, int | None]]()
-        with self._queue:
+        with self._link:
             for part in turn:
                 before = self._arena.begin_read(part.page, part.contents)
                 if before is None:
@@ -209,8 +282,11 @@ class PageCopier:
         rows = self._rows(part.contents, payload)
         if self._sums_while_copying:
             return _in_header(self._kernels.gather_and_sum(self._cache, part.slots, rows))
-        self._kernels.gather(self._cache, part.slots, rows)
-        self._queue.add()
+        if self._in_pieces:
+            for cache, piece, slots in self._pieces(part, rows):
+                self._link.out(piece, partial(self._kernels.gather, cache, slots))
+        else:
+            self._kernels.gather(self._cache, part.slots, rows)
         return None
 
     def _is_amended(self, part: _PagePart, payload: memoryview, amend: Amend) -> bool:
@@ -219,15 +295,23 @@ class PageCopier:
     def _scatter(self, part: _PagePart, payload: memoryview) -> int | None:
         """Copy from the page to the device, and return as `_gather` does."""
         if (form := self._forms.get(part.contents.kind)) is not None:
-            form.expand(payload, self._cache, part.slots)
-            self._queue.add()
+            self._link.beside(lambda: form.expand(payload, self._cache, part.slots))
             return None
         rows = self._rows(part.contents, payload)
         if self._sums_while_copying:
             return _in_header(self._kernels.scatter_and_sum(self._cache, part.slots, rows))
-        self._kernels.scatter(self._cache, part.slots, rows)
-        self._queue.add()
+        if self._in_pieces:
+            for cache, piece, slots in self._pieces(part, rows):
+                self._link.into(piece, partial(self._kernels.scatter, cache, slots))
+        else:
+            self._kernels.scatter(self._cache, part.slots, rows)
         return None
+
+    def _pieces(self, part: _PagePart, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield the layers of each piece: of the cache, of the page, and the slots on the device."""
+        slots, at_once = on_device(part.slots, self._cache.device), self._link.layers
+        for cache, piece in zip(self._cache.split(at_once), rows.split(at_once), strict=True):
+            yield cache, piece, slots
 
     def _rows(self, contents: Contents, payload: memoryview) -> Tensor:
         """Return a view of the page's memory, [layers, 2, length, kv_dim]."""
