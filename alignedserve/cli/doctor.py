@@ -40,6 +40,7 @@ NEEDED = (  # beside torch
 _DEMO_FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _TORCH_LIMIT_S = 300  # it may compile all kernels of a GPU
 _PAGE, _FLASH_3 = 256, "FlashAttention 3"  # tokens; as kernels/dispatch/paged_libraries.py has it: that imports torch
+_FOR_FLASH_3 = "for chunks of 1,024 tokens and more, on GPUs of compute capability 9.0; ours attends otherwise"
 _MB = 1 << 20
 _BILLION = 10**9
 _AS = {
@@ -339,12 +340,13 @@ def _kernels(tried: FoundKernels | str, block_size: int | None) -> Iterator[Find
 
 def _paged(tried: FoundKernels, block_size: int | None) -> Finding:
     """Return whether steps on a GPU would use attention of other libraries; a worker's log says what it chose."""
-    what = "; ".join((*(f"{library} is there" for library in tried.paged), *tried.lacking))
+    there = [f"{library} is there" + f" ({_FOR_FLASH_3})" * (library == _FLASH_3) for library in tried.paged]
+    what = "; ".join((*there, *tried.lacking))
     if block_size is None:
         return Finding("GPU attention", Presence.ABSENT, what)
     if _FLASH_3 not in tried.paged and block_size % _PAGE:
         how = (
-            f"{_FLASH_3} is not installed (pip install 'alignedserve[flash]'), and the others read blocks "
+            f"{_FLASH_3} ({_FOR_FLASH_3}) needs pip install 'alignedserve[flash]', and the others read blocks "
             f"of a multiple of {_PAGE} tokens, where engine.block_size is {block_size}: ours is used alone"
         )
         return Finding("GPU attention", Presence.ABSENT, what, how)
