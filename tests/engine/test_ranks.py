@@ -115,18 +115,18 @@ def test_two_ranks_say_what_a_single_rank_says(
 
 
 class Captured(Both):
-    """Two ranks whose decode steps are captured, as plain calls."""
+    """Two ranks whose steps are captured, as plain calls."""
 
     def __init__(self, folder: Path, pool: ThreadPoolExecutor, **options: Any) -> None:
         super().__init__(folder, pool, has_graphs=True, **options)
         self.replays = [Replays() for _ in self.engines]
 
-    def capture(self, *free: int, least: int = 0, most: int = 4) -> list[list[int]]:
+    def capture(self, *free: int, least: int = 0, most: int = 4, most_tokens: int = 0) -> list[list[int]]:
         """Capture on ranks with so much free memory, and return the sizes that each has captured."""
 
         def captured(engine: Engine, replays: Replays, free: int) -> list[int]:
-            engine.capture(most, replays, lambda: free, least)
-            return engine._graphs.captured if engine._graphs is not None else []
+            engine.capture(most, replays, lambda: free, least, most_tokens=most_tokens)
+            return [size.rows for size in engine._graphs.captured] if engine._graphs is not None else []
 
         return [*self._pool.map(captured, self.engines, self.replays, free or (PLENTY, PLENTY))]
 
@@ -141,10 +141,10 @@ def test_captured_ranks_say_what_transformers_says(
     name: str,
     is_ahead: bool,
 ) -> None:
-    """A step of three has a row of padding; a step with a prompt runs as it is."""
+    """A step of three has a row of padding, and one with a prompt has more."""
     folder = folder_of(name)
     both = Captured(folder, pool, kernels=Reference())
-    assert both.capture() == [[1, 2, 4]] * 2
+    assert both.capture(most_tokens=16) == [[1, 2, 4, 16]] * 2
     as_one: Any = both
     driver = Driver(as_one, 7)
     for engine in both.engines:
@@ -152,9 +152,11 @@ def test_captured_ranks_say_what_transformers_says(
     lives = [driver.start_either_way(f"r{seed}", prompt_of(seed, length), 2 * TOKENS) for seed, length in PROMPTS]
     for live in lives:
         driver.prefill(live, [9])
+    chunks = len(both.replays[0].sizes)
+    assert chunks == sum(-(-length // 9) for _, length in PROMPTS)
     for chosen in (lives, lives[:2], lives[1:], lives[2:]):
         driver.run(*chosen, parts=[live.decode() for live in chosen])
-    assert [replays.sizes for replays in both.replays] == [[4, 2, 2, 1]] * 2
+    assert [replays.sizes[chunks:] for replays in both.replays] == [[4, 2, 2, 1]] * 2
     if is_ahead:
         ahead = [
             both.begin(
@@ -168,7 +170,7 @@ def test_captured_ranks_say_what_transformers_says(
     other = driver.start("other", prompt_of(9, 6), 3)
     driver.run(*lives, other, parts=[other.chunk(9), *(live.decode() for live in lives)])
     driver.run(*lives, other, parts=[live.decode() for live in (*lives, other)])
-    assert [len(replays.sizes) for replays in both.replays] == [9 if is_ahead else 5] * 2
+    assert [len(replays.sizes) - chunks for replays in both.replays] == [10 if is_ahead else 6] * 2
     for live in (*lives, other):
         compare(reference_of(folder), live.prompt, live.output, tally, f"{name} {live.name}")
     tally.check()
