@@ -34,6 +34,18 @@ class Inner(IntEnum):
     GELU = 2  # the same with gelu, approximated by tanh
 
 
+@dataclass(frozen=True)
+class Heads:
+    """The heads in the outputs of a layer: queries, then those of K, then those of V."""
+
+    queries: int
+    kv: int
+    head_dim: int
+    query_norm: Tensor | None = None  # RMSNorm of each head; both or none
+    k_norm: Tensor | None = None
+    eps: float = 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionLayer:
     """A layer without its MLP."""
@@ -51,6 +63,11 @@ class AttentionLayer:
     angles: int = 0  # by which of the step's angles
     after_attention: Norm | None = None  # of what attention adds
     scoring: Scoring
+
+    @property
+    def split(self) -> Heads:
+        norms = self.query_norm, self.k_norm
+        return Heads(self.heads, self.kv_heads, self.head_dim, *norms, self.attention_norm.eps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +108,9 @@ class Pauses:
 
 
 class Decoder(Protocol):
-    pauses: Pauses
+    @property
+    def pauses(self) -> Pauses | None:
+        """Return the pauses of its steps; None where they run without a pause."""
 
     def takes(self, rows: int) -> bool:
         """Return whether `rows` tokens run as fast this way as layer by layer."""

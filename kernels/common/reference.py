@@ -27,7 +27,7 @@ from alignedserve.errors import NotFinite
 from alignedserve.kernels.common import drawing
 from alignedserve.kernels.common.adapters import StepAdapters
 from alignedserve.kernels.common.blocked import BlockedWeight
-from alignedserve.kernels.common.decoder import Decoder, DecoderLayer
+from alignedserve.kernels.common.decoder import Angles, Decoder, DecoderLayer, Heads
 from alignedserve.kernels.common.drawing import Likeliest
 from alignedserve.kernels.common.experts import ExpertWeights, add_experts, route
 from alignedserve.kernels.common.int8_kv import dequantise_vectors, heads_written, keeps_int8, quantise_vectors
@@ -128,6 +128,19 @@ class Reference:
             k, v = quantise_vectors(k, heads), quantise_vectors(v, heads)
         vectors[slots] = k
         vectors[slots + cache.shape[1]] = v
+
+    def rotate_and_write(self, cache: Tensor, spans: Spans, qkv: Tensor, heads: Heads, angles: Angles | None) -> Tensor:
+        """Return queries [rows, heads, head_dim] from rows [rows, all heads * head_dim], and write K and V; where heads
+        have norms and angles, queries and K are normed and rotated. The rows may be overwritten."""
+        by_head = qkv.view(len(qkv), -1, heads.head_dim)
+        query, k, v = by_head.split((heads.queries, heads.kv, heads.kv), dim=1)
+        if heads.query_norm is not None and heads.k_norm is not None:
+            query, k = self.rms_norm(query, heads.query_norm, heads.eps), self.rms_norm(k, heads.k_norm, heads.eps)
+        if angles is not None:
+            self.rotate(query, *angles)
+            self.rotate(k, *angles)
+        self.write(cache, spans, k.flatten(1), v.flatten(1))
+        return query
 
     def attend(self, query: Tensor, cache: Tensor, spans: Spans, scoring: Scoring) -> Tensor:
         """Causal attention of each span's queries over its own tokens; query and result are [rows, heads, head_dim]."""

@@ -17,8 +17,10 @@ from alignedserve.core import Sampling
 from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.adapters import AdapterPart, AdapterWeights, LayerAdapter, StepAdapters
 from alignedserve.kernels.common.blocked import BlockedWeight
+from alignedserve.kernels.common.decoder import Heads
 from alignedserve.kernels.common.experts import ExpertWeights
 from alignedserve.kernels.common.failing import in_a_line
+from alignedserve.kernels.common.int8_kv import dequantise_vectors
 from alignedserve.kernels.common.quantised import quantised
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
@@ -135,6 +137,17 @@ def _in_place(x: Tensor, change: Callable[[Tensor], Any]) -> Tensor:
     return x
 
 
+def _turned(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
+    """Return queries that are normed and rotated, beside the cache with K and V, in numbers and in int8."""
+    out, norms = list[Tensor](), (made(_SIZE // 2), made(_SIZE // 2))
+    for cache in (_cache(made), torch.zeros(8, _BLOCK_SIZE, _SIZE + 4, dtype=torch.int8, device=norms[0].device)):
+        angles = made(6, 5).float(), made(6, 5).float()
+        query = kernels.rotate_and_write(cache, _spans(), made(6, 4 * _SIZE), Heads(4, 2, _SIZE // 2, *norms), angles)
+        kept = cache if cache.dtype is query.dtype else dequantise_vectors(cache.flatten(0, 1), _SIZE // 2)
+        out += [query.flatten(), kept.to(query.dtype).flatten()]
+    return torch.cat(out)
+
+
 def _gathered(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     out = torch.empty(1, 2, 3, _SIZE, dtype=made(1).dtype)
     kernels.gather(_cache(made)[None], torch.tensor([3, 40, 70]), out)
@@ -239,6 +252,7 @@ _TRIALS: dict[str, Trial] = {
     "write": lambda kernels, made: _in_place(
         _cache(made), lambda cache: kernels.write(cache, _spans(), made(6, _SIZE), made(6, _SIZE))
     ),
+    "rotate_and_write": _turned,
     "attend": lambda kernels, made: kernels.attend(made(6, 4, _SIZE // 2), _cache(made), _spans(), Scoring(0.2)),
     "attend_latent": lambda kernels, made: kernels.attend_latent(
         made(6, 4, 2 * _SIZE), _cache(made), _spans(), 0.2, _SIZE + 20

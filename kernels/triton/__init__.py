@@ -3,6 +3,7 @@
 adapters.py   Adds to a linear layer what its adapters change, in Triton.
 attention.py  Attention over paged blocks, in Triton.
 copies.py     Copies between the device and pages, and int8, in Triton.
+decoder.py    Run all layers of a decoder with fewer launches.
 experts.py    The experts of a mixture, all at once, in Triton: nobody waits to learn which experts run.
 kernels.py    The Triton kernels behind dispatcher.py's interface; torch fills in the rest.
 latent.py     Attention to compressed vectors, in Triton.

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from alignedserve.kernels.common.decoder import Angles, Heads
 from alignedserve.kernels.common.int8_kv import MOST_LEVEL, check_dtypes, heads_written, keeps_int8, num_kv_heads
 from alignedserve.kernels.common.placing import on_device, put
 from alignedserve.kernels.common.scoring import Scoring
@@ -30,6 +31,7 @@ from alignedserve.kernels.triton.launch import (
     power_of_2,
     processors,
     tuned,
+    weighed_norm,
 )
 from alignedserve.kernels.triton.pieces import OF_2, Partials, merge, piece_at, slots_of, weighed, write_piece
 from alignedserve.kernels.triton.schedule import (
@@ -49,6 +51,7 @@ _CHUNK_ROWS = 64
 _LEAST_TOKENS = 32
 _PIECES_PER_PROCESSOR = 4  # that run at once
 _NO_WINDOW = 2**30
+_MOST_OF_WARP = 1024  # numbers of queries that one warp rotates
 
 
 def _fits(config: Any, arguments: Mapping[str, Any]) -> bool:
@@ -172,6 +175,84 @@ def _write(cache, slots, k, k_stride, v, v_stride, apart, KV_DIM: tl.constexpr, 
     tl.store(to + apart * KV_DIM, tl.load(v + row * v_stride + dim, mask=dim < KV_DIM), mask=dim < KV_DIM)
 
 
+@triton.jit
+def _turned(first, dim, weight, eps, cos, sin, HALF: tl.constexpr, HEAD_DIM: tl.constexpr, NORMED: tl.constexpr):
+    """Return heads [heads, numbers] from these places on, normed and rotated, rounded as tokens.py rounds."""
+    there = dim < HEAD_DIM
+    other = tl.where(dim < HALF, dim + HALF, tl.where(dim < 2 * HALF, dim - HALF, dim))  # that it turns with
+    own = tl.load(first[:, None] + dim[None, :], mask=there[None, :], other=0.0)
+    dtype = own.dtype
+    own = own.to(tl.float32)
+    beside = tl.load(first[:, None] + other[None, :], mask=there[None, :], other=0.0).to(tl.float32)
+    if NORMED:
+        inverse = (1.0 / tl.sqrt(tl.sum(own * own, 1) / HEAD_DIM + eps))[:, None]
+        own = weighed_norm(own, inverse, tl.load(weight + dim, mask=there, other=0.0)[None, :], dtype)
+        beside = weighed_norm(beside, inverse, tl.load(weight + other, mask=there, other=0.0)[None, :], dtype)
+    if HALF:
+        turns = dim < 2 * HALF
+        c = tl.load(cos + dim % HALF, mask=turns, other=0.0).to(dtype).to(tl.float32)[None, :]
+        s = tl.load(sin + dim % HALF, mask=turns, other=0.0).to(dtype).to(tl.float32)[None, :]
+        along = (own * c).to(dtype).to(tl.float32)
+        across = (beside * s).to(dtype).to(tl.float32)
+        own = tl.where(turns[None, :], along + tl.where(dim < HALF, -1.0, 1.0)[None, :] * across, own)
+    return own.to(dtype)
+
+
+@triton.jit
+def _rotate_and_write(
+    cache,
+    scales,
+    slots,
+    apart,
+    qkv,
+    row_stride,
+    query,
+    query_norm,
+    k_norm,
+    eps,
+    cos,
+    sin,
+    angle_stride,
+    VECTOR: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    HALF: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    NORMED: tl.constexpr,
+    IN_INT8: tl.constexpr,
+    MOST: tl.constexpr,
+    TINY: tl.constexpr,
+):
+    """Rotate a head of K of a row and the queries that share it, and write its K and V."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    heads = tl.num_programs(1)
+    dim = tl.arange(0, WIDTH)
+    there = dim < HEAD_DIM
+    cos += row * angle_stride
+    sin += row * angle_stride
+    own = qkv + row * row_stride
+    number = tl.arange(0, QUERIES)
+    of_queries = head * GROUP + tl.minimum(number, GROUP - 1)
+    turned = _turned(own + of_queries * HEAD_DIM, dim, query_norm, eps, cos, sin, HALF, HEAD_DIM, NORMED)
+    to = query + (row * heads * GROUP + of_queries)[:, None] * HEAD_DIM + dim[None, :]
+    tl.store(to, turned, mask=(number < GROUP)[:, None] & there[None, :])
+    own += (heads * GROUP + head) * HEAD_DIM
+    k = _turned(own + tl.arange(0, 1), dim, k_norm, eps, cos, sin, HALF, HEAD_DIM, NORMED)
+    k = tl.reshape(k, (WIDTH,))
+    v = tl.load(own + heads * HEAD_DIM + dim, mask=there, other=0.0)
+    of_k = tl.load(slots + row) * VECTOR
+    of_v = of_k + apart * VECTOR
+    if IN_INT8:
+        behind = heads * HEAD_DIM
+        _write_head(k, cache + of_k + head * HEAD_DIM, scales + (of_k + behind) // 2 + head, dim, there, MOST, TINY)
+        _write_head(v, cache + of_v + head * HEAD_DIM, scales + (of_v + behind) // 2 + head, dim, there, MOST, TINY)
+    else:
+        tl.store(cache + of_k + head * HEAD_DIM + dim, k, mask=there)
+        tl.store(cache + of_v + head * HEAD_DIM + dim, v, mask=there)
+
+
 class TritonAttention:
     @property
     def captures(self) -> bool:
@@ -182,7 +263,7 @@ class TritonAttention:
         for numbers in (k, v):
             check_dtypes(f"K and V are {k.dtype} and", numbers.dtype, cache)
         k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
-        slots = spans.kept((cache.device, "slots"), lambda: on_device(spans.new_slots, cache.device))
+        slots = _new_slots(spans, cache.device)
         kv_dim, rows = cache.shape[-1], len(slots)
         if rows and keeps_int8(cache):
             write_int8(cache, slots, k, v, heads_written(cache, k.shape[1]))
@@ -190,6 +271,37 @@ class TritonAttention:
             block_size = cache.shape[1]
             width = power_of_2(kv_dim)
             _write[(rows,)](cache, slots, k, k.stride(0), v, v.stride(0), block_size, KV_DIM=kv_dim, WIDTH=width)
+
+    def rotate_and_write(self, cache: Tensor, spans: Spans, qkv: Tensor, heads: Heads, angles: Angles | None) -> Tensor:
+        check_dtypes("rows are", qkv.dtype, cache)
+        rows, kv, head_dim = qkv.shape[0], heads.kv, heads.head_dim
+        if num_kv_heads(cache, head_dim) != kv or heads.queries % kv or qkv.stride(1) != 1:
+            raise ValueError(f"rows {tuple(qkv.shape)} of {heads} do not fit a cache {tuple(cache.shape)}")
+        slots, query = _new_slots(spans, cache.device), qkv.new_empty((rows, heads.queries, head_dim))
+        normed, in_int8 = heads.query_norm is not None, keeps_int8(cache)
+        cos, sin = (slots, slots) if angles is None else angles
+        half = 0 if angles is None else cos.shape[-1]
+        if half and (cos.stride() != sin.stride() or cos.stride(-1) != 1):
+            raise ValueError("the cosines and sines of a row must lie side by side")
+        group, width = heads.queries // kv, power_of_2(head_dim)
+        if rows:
+            _rotate_and_write[(rows, kv)](
+                *(cache, scales_of(cache) if in_int8 else cache, slots, cache.shape[1], qkv, qkv.stride(0), query),
+                *((heads.query_norm, heads.k_norm) if normed else (qkv, qkv)),
+                *(heads.eps, cos, sin, cos.stride(0)),
+                VECTOR=cache.shape[-1],
+                GROUP=group,
+                QUERIES=power_of_2(group),
+                HALF=half,
+                HEAD_DIM=head_dim,
+                WIDTH=width,
+                NORMED=normed,
+                IN_INT8=in_int8,
+                MOST=MOST_LEVEL,
+                TINY=_TINY,
+                num_warps=1 if power_of_2(group) * width <= _MOST_OF_WARP else 4,
+            )
+        return query
 
     def attend(self, query: Tensor, cache: Tensor, spans: Spans, scoring: Scoring) -> Tensor:
         check_dtypes("queries are", query.dtype, cache)
@@ -368,6 +480,10 @@ def write_int8(cache: Tensor, slots: Tensor, k: Tensor, v: Tensor, heads: int) -
         MOST=MOST_LEVEL,
         TINY=_TINY,
     )
+
+
+def _new_slots(spans: Spans, device: torch.device) -> Tensor:
+    return spans.kept((device, "slots"), lambda: on_device(spans.new_slots, device))
 
 
 def scales_of(cache: Tensor) -> Tensor:

@@ -3,10 +3,14 @@ quantised are cuBLAS."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import triton
+from alignedserve.kernels.common.decoder import Decoder, DecoderLayer
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.triton.adapters import TritonAdapters
 from alignedserve.kernels.triton.copies import TritonCopies
+from alignedserve.kernels.triton.decoder import TritonDecoder
 from alignedserve.kernels.triton.experts import TritonExperts
 from alignedserve.kernels.triton.latent import TritonLatentAttention
 from alignedserve.kernels.triton.products import TritonProducts
@@ -25,3 +29,6 @@ class TritonKernels(
     Reference,
 ):
     name = f"Triton {triton.__version__}"
+
+    def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
+        return TritonDecoder(self, layers)

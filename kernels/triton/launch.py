@@ -192,3 +192,12 @@ def bits_of_bf16(x):
 @triton.jit
 def from_bits_of_bf16(bits):
     return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def weighed_norm(x, inverse, weight, dtype: tl.constexpr):
+    """Return the RMSNorm of numbers in fp32, whose weight may be in fp32 where other numbers are not."""
+    normed = x * inverse
+    if weight.dtype != tl.float32:
+        normed = normed.to(dtype).to(tl.float32)
+    return (normed * weight.to(tl.float32)).to(dtype).to(tl.float32)

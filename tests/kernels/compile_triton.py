@@ -56,6 +56,9 @@ SMALL = {"VECTOR": 32, "HEAD_DIM": 8, "WIDTH": 16, "GROUP": 1, "BLOCK_SIZE": 33}
 STRIDES = {"row_stride", "head_stride", "inputs", "outputs", "group"}
 INT8, OF_INT8 = {"IN_INT8": True, "VECTOR": 1040}, {"cache": "*i8", "scales": "*i16"}
 ONE_COLUMN = {"columns": 1, "stride": 1}  # Triton treats an argument that is 1 as a constant
+TURNED = {"VECTOR": 1024, "GROUP": 4, "QUERIES": 4, "HALF": 64, "HEAD_DIM": 128, "WIDTH": 128}
+TURNED |= {"NORMED": True, "IN_INT8": False, "MOST": 127, "TINY": 2.0**-126}
+OF_TURNED = dict.fromkeys(("cache", "scales", "qkv", "query", "query_norm", "k_norm"), "")
 MOVED = {"SIZE": 1000, "WIDTH": 1024}
 LEVELS = {"LEVELS": 255, "TINY": 2.0**-100, "ENLARGE": 2.0**64}
 NORM = {
@@ -110,6 +113,8 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
     yield triton_attention._write, {"KV_DIM": 1000, "WIDTH": 1024}, {"cache": "", "k": "", "v": ""}
     written = {"VECTOR": 1040, "HEAD_DIM": 128, "WIDTH": 128, "MOST": 127, "TINY": 2.0**-126}
     yield triton_attention._write_int8, written, OF_INT8 | {"k": "", "v": ""}
+    for kind in ({}, {"IN_INT8": True, "VECTOR": 1040}, {"NORMED": False, "HALF": 20, "HEAD_DIM": 96}):
+        yield triton_attention._rotate_and_write, TURNED | kind, OF_TURNED | (OF_INT8 if "VECTOR" in kind else {})
     for to_cache in (True, False):
         yield triton_copies._move, MOVED | {"TO_CACHE": to_cache}, {"cache": "", "rows": ""}
     yield triton_copies._quantise, LEVELS | {"TOKENS": 64, "WIDTH": 128}, {"rows": "", "tokens": WHOLE}
@@ -252,6 +257,8 @@ def compiled(
     )
     stages = {"_attend": 3, "_attend_latent": 2, "_multiply": 2}.get(function.__name__)
     options = {} if stages is None else {"num_stages": stages}
+    if function.__name__ == "_rotate_and_write":
+        options["num_warps"] = 1
     if choice is not None:
         options = {"num_stages": choice.num_stages, "num_warps": choice.num_warps}
     return function, triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
@@ -291,7 +298,7 @@ def main() -> None:
             for dtype in options.dtypes if "" in kinds.values() else ("fp32",):
                 function, made = compiled(kernel, constants, kinds, arch, dtype)
                 told = {"kernel": function.__name__, "arch": arch, "dtype": dtype, "shared": made.metadata.shared}
-                print(json.dumps(told | {"bytes": len(made.asm["cubin"])}), flush=True)
+                print(json.dumps(told | resources(made) | {"bytes": len(made.asm["cubin"])}), flush=True)
 
 
 if __name__ == "__main__":

@@ -163,6 +163,7 @@ def paged_of(layers: Sequence[DecoderLayer], dtype: torch.dtype, lengths: Sequen
 def pauses_between_layers(decoder: Decoder) -> Iterator[None]:
     """Let a run pause between all layers."""
     num, pauses = 0, decoder.pauses
+    assert pauses is not None
 
     def work() -> None:
         nonlocal num

@@ -17,6 +17,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from alignedserve.errors import NotFinite
 from alignedserve.forms.device.int8_pages import Int8Pages
+from alignedserve.kernels.common.decoder import Heads
+from alignedserve.kernels.common.int8_kv import dequantise_vectors
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
@@ -218,6 +220,40 @@ def test_rotate(heads: int, half: int, rest: int, dtype: torch.dtype) -> None:
     assert torch.equal(fused[..., 2 * half :], expected[..., 2 * half :]), "partial rotary leaves the rest"
     for heads_beside in (slice(0, 1), slice(1 + heads, None)):
         assert torch.equal(fused[:, heads_beside], expected[:, heads_beside])
+
+
+@pytest.mark.parametrize(
+    ("queries", "kv", "head_dim", "half", "norms", "dtype"),
+    [
+        (4, 2, 16, 8, None, torch.float32),
+        (6, 2, 14, 5, torch.bfloat16, torch.bfloat16),
+        (3, 3, 24, 12, torch.float32, torch.bfloat16),
+        (5, 1, 80, 40, torch.float16, torch.float16),
+        (2, 1, 8, 0, torch.float32, torch.float32),
+    ],
+)
+@pytest.mark.parametrize("in_int8", [False, True])
+def test_queries_and_k_are_rotated_and_kept_in_one_kernel(
+    queries: int, kv: int, head_dim: int, half: int, norms: torch.dtype | None, dtype: torch.dtype, in_int8: bool
+) -> None:
+    generator = torch.Generator().manual_seed(head_dim)
+    spans = Spans([Lie(1, 30, (2, ~0, 4, 6)), Lie(5, 21, (1, 3, 5))], 8)
+    cache = torch.zeros(14, 8, kv * head_dim, dtype=dtype)
+    if in_int8:
+        cache = torch.zeros(14, 8, kv * (head_dim + 2), dtype=torch.int8)
+    qkv = packed(generator, dtype, 6, (queries + 2 * kv) * head_dim + 3)[:, :-3]
+    of_queries, of_k = (None if norms is None else packed(generator, norms, head_dim) for _ in range(2))
+    heads, angle = Heads(queries, kv, head_dim, of_queries, of_k, EPS), torch.randn(6, half, generator=generator)
+    angles, expected, kept = (angle.cos(), angle.sin()) if half else None, cache.clone(), qkv.clone()
+    query = KERNELS.rotate_and_write(cache, spans, qkv, heads, angles)
+    assert torch.equal(qkv, kept)
+    exact = REFERENCE.rotate_and_write(expected, spans, kept, heads, angles)
+    bound = 4 * _rounding(dtype)
+    torch.testing.assert_close(query, exact, rtol=bound, atol=bound)
+    if in_int8:
+        cache, expected = (dequantise_vectors(each.flatten(0, 1), head_dim) for each in (cache, expected))
+        bound += 0.03
+    torch.testing.assert_close(cache, expected, rtol=bound, atol=bound)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
