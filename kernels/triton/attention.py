@@ -33,12 +33,11 @@ from alignedserve.kernels.triton.launch import (
     tuned,
     weighed_norm,
 )
-from alignedserve.kernels.triton.pieces import OF_2, Partials, merge, piece_at, slots_of, weighed, write_piece
+from alignedserve.kernels.triton.pieces import OF_2, Partials, piece_at, slots_of, weighed, write_piece
 from alignedserve.kernels.triton.schedule import (
-    NO_MERGE,
     NOTHING,
+    AttentionPiece,
     Schedule,
-    most_merges,
     most_partials,
     most_pieces,
     most_tiles,
@@ -51,6 +50,7 @@ _CHUNK_ROWS = 64
 _LEAST_TOKENS = 32
 _PIECES_PER_PROCESSOR = 4  # that run at once
 _NO_WINDOW = 2**30
+_FIELDS = len(AttentionPiece._fields)
 _MOST_OF_WARP = 1024  # numbers of queries that one warp rotates
 
 
@@ -86,6 +86,7 @@ def _attend(
     out,
     partial,
     weights,
+    counters,
     pieces,
     tables,
     scale,
@@ -153,9 +154,10 @@ def _attend(
         share, keep, largest, total = weighed(scores, largest, total)
         acc = acc * keep[:, None] + tl.dot(share.to(v.dtype), v, input_precision="ieee")
 
-    if WITH_SINKS and part < 0:
-        total += tl.exp2(tl.load(sinks + head) * OF_2 - largest)
-    write_piece(acc, largest, total, out, partial, weights, part, first_row, queries, GROUP, HEAD_DIM, WIDTH, ROWS)
+    write_piece(
+        *(acc, largest, total, out, partial, weights, counters, sinks, pieces, first_row, queries, part),
+        *(GROUP, HEAD_DIM, WIDTH, ROWS, WITH_SINKS),
+    )
 
 
 @triton.jit
@@ -341,9 +343,9 @@ class TritonAttention:
         def make() -> _Placed | _PlacedAgain | None:
             if isinstance(spans, StaticSpans):
                 tiles = most_tiles(spans.size, queries, scoring.stretch, decodes=decodes)
-                return _PlacedAgain(spans, plan, tiles, room) if tiles else None
+                return _PlacedAgain(spans, plan, tiles, room, kv_heads) if tiles else None
             planned = plan()
-            return _Placed(planned, spans, device) if planned.pieces else None
+            return _Placed(planned, spans, device, kv_heads) if planned.pieces else None
 
         reach = (scoring.window, scoring.stretch)
         return spans.kept((device, "pieces", queries, reach, decodes, kv_heads), make)
@@ -361,13 +363,11 @@ class TritonAttention:
         _, heads, head_dim = query.shape
         kv_heads, width, in_int8 = heads // group, max(16, power_of_2(head_dim)), keeps_int8(cache)
         partials = Partials.empty(placed.num_partials, kv_heads, rows, width, query.device)
-        sizes: dict[str, Any] = {"GROUP": group, "HEAD_DIM": head_dim, "WIDTH": width, "ROWS": rows}
-        sizes["WITH_SINKS"] = scoring.sinks is not None
         softcap = scoring.softcap or math.log(2)  # scores are exponents of 2
         sinks, slopes = (partials.weights if of is None else of for of in (scoring.sinks, scoring.slopes))
         _attend[(len(placed.pieces), kv_heads)](
             *(query, query.stride(0), query.stride(1), cache, scales_of(cache) if in_int8 else cache),
-            *(out, partials.results, partials.weights),
+            *(out, partials.results, partials.weights, placed.counters),
             *(placed.pieces, placed.blocks, scoring.scale / softcap, softcap / math.log(2)),
             *(scoring.window or _NO_WINDOW, sinks, slopes),
             VECTOR=cache.shape[-1],
@@ -376,50 +376,46 @@ class TritonAttention:
             IN_INT8=in_int8,
             CAPPED=scoring.softcap is not None,
             SLOPED=scoring.slopes is not None,
-            **sizes,
+            WITH_SINKS=scoring.sinks is not None,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            WIDTH=width,
+            ROWS=rows,
         )
-        if len(placed.merges):
-            grid = len(placed.merges), kv_heads
-            merge[grid](partials.results, partials.weights, out, placed.merges, sinks, **sizes)
 
 
 class _Placed:
     """A schedule on the device, sent in one copy."""
 
-    def __init__(self, planned: Schedule, spans: Spans, device: torch.device) -> None:
+    def __init__(self, planned: Schedule, spans: Spans, device: torch.device, groups: int) -> None:
         parts = (
             torch.tensor(planned.pieces, dtype=torch.int32).flatten(),
-            torch.tensor(planned.merges, dtype=torch.int32).flatten(),
+            torch.zeros(planned.num_partials * groups, dtype=torch.int32),
             spans.blocks,
         )
-        pieces, merges, blocks = on_device(torch.cat(parts), device).split([len(part) for part in parts])
-        self.pieces, self.merges = pieces.view(-1, 8), merges.view(-1, 4)
-        self.blocks = blocks
+        pieces, self.counters, self.blocks = on_device(torch.cat(parts), device).split([len(part) for part in parts])
+        self.pieces = pieces.view(-1, _FIELDS)
         self.num_partials = planned.num_partials
 
 
 class _PlacedAgain:
-    """A schedule for steps that are captured, in memory that stays, sent in one copy.
+    """A schedule for steps that are captured, in memory that stays.
 
-    It has as many pieces, merges and partial results as there can ever be; those that a step does not need compute
-    nothing.
+    It has as many pieces and partial results as there can ever be; those that a step does not need compute nothing.
     """
 
-    def __init__(self, spans: StaticSpans, plan: Callable[[], Schedule], tiles: int, room: int) -> None:
-        self._plan, pieces, merges = plan, most_pieces(tiles, room), most_merges(tiles, room)
-        self._parts = torch.zeros(8 * pieces + 4 * merges, dtype=torch.int32, device=spans.device)
-        self.pieces, self.merges = self._parts[: 8 * pieces].view(-1, 8), self._parts[8 * pieces :].view(-1, 4)
+    def __init__(self, spans: StaticSpans, plan: Callable[[], Schedule], tiles: int, room: int, groups: int) -> None:
+        self._plan, self.num_partials = plan, most_partials(tiles, room)
+        self.pieces = torch.zeros(most_pieces(tiles, room), _FIELDS, dtype=torch.int32, device=spans.device)
+        self.counters = torch.zeros(self.num_partials * groups, dtype=torch.int32, device=spans.device)
         self.blocks = spans.device_blocks
-        self.num_partials = most_partials(tiles, room)
         self.refill()
 
     def refill(self) -> None:
         planned = self._plan()
         numbers = array("i", chain.from_iterable(planned.pieces))
         numbers.extend(NOTHING * (len(self.pieces) - len(planned.pieces)))
-        numbers.extend(chain.from_iterable(planned.merges))
-        numbers.extend(NO_MERGE * (len(self.merges) - len(planned.merges)))
-        put(self._parts, torch.frombuffer(numbers, dtype=torch.int32))
+        put(self.pieces.view(-1), torch.frombuffer(numbers, dtype=torch.int32))
 
 
 _TINY = torch.finfo(torch.float32).tiny

@@ -20,7 +20,7 @@ from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans
 from alignedserve.kernels.triton.attention import TritonAttention
 from alignedserve.kernels.triton.launch import interpreting, power_of_2, tuned
-from alignedserve.kernels.triton.pieces import Partials, merge, piece_at, slots_of, weighed, write_piece
+from alignedserve.kernels.triton.pieces import Partials, piece_at, slots_of, weighed, write_piece
 
 _LEAST = 16  # the least size of a matrix product
 _CHUNK_ROWS = 32  # more take more registers than there are
@@ -51,6 +51,7 @@ def _attend_latent(
     out,
     partial,
     weights,
+    counters,
     pieces,
     tables,
     scale,
@@ -101,7 +102,10 @@ def _attend_latent(
         share, keep, largest, total = weighed(scores, largest, total)
         acc = acc * keep[:, None] + tl.dot(share.to(kept.dtype), kept, input_precision="ieee")
 
-    write_piece(acc, largest, total, out, partial, weights, part, first_row, queries, GROUP, RANK, WIDTH, ROWS)
+    write_piece(
+        *(acc, largest, total, out, partial, weights, counters, weights, pieces, first_row, queries, part),
+        *(GROUP, RANK, WIDTH, ROWS, False),
+    )
 
 
 class TritonLatentAttention(TritonAttention):
@@ -139,7 +143,7 @@ class TritonLatentAttention(TritonAttention):
         partials = Partials.empty(placed.num_partials, heads // group, rows, width, query.device)
         _attend_latent[(len(placed.pieces), heads // group)](
             *(query, query.stride(0), query.stride(1), cache, out, partials.results, partials.weights),
-            *(placed.pieces, placed.blocks, scale / math.log(2)),
+            *(placed.counters, placed.pieces, placed.blocks, scale / math.log(2)),
             HALF=cache.shape[-1],
             BLOCK_SIZE=cache.shape[1],
             GROUP=group,
@@ -150,8 +154,3 @@ class TritonLatentAttention(TritonAttention):
             ROWS=rows,
             WIDE=interpreting() and query.dtype is torch.bfloat16,
         )
-        if len(placed.merges):
-            sizes: dict[str, Any] = {"GROUP": group, "HEAD_DIM": rank, "WIDTH": width, "ROWS": rows}
-            sizes["WITH_SINKS"] = False
-            grid, weights = (len(placed.merges), heads // group), partials.weights
-            merge[grid](partials.results, weights, out, placed.merges, weights, **sizes)

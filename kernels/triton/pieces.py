@@ -1,7 +1,7 @@
 """What all attention in Triton shares: a program reads its piece, finds tokens in blocks, weighs them, and writes.
 
 schedule.py cuts attention into pieces. A piece alone writes its rows of the output. Pieces that share rows write
-partial results and, as a power of two, how much each weighs; `merge` adds these up.
+partial results and, as a power of two, how much each weighs; the last of them to be done adds these up.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from alignedserve.kernels.triton.schedule import AttentionPiece
 
 OF_2 = tl.constexpr(1 / math.log(2))  # of a power of e: that of 2
+FIELDS = tl.constexpr(len(AttentionPiece._fields))
 
 
 @triton.jit
 def piece_at(pieces):
     """Return the program's piece: its first row, queries, first position, table, begin, end and part."""
-    piece = pieces + tl.program_id(0) * 8
+    piece = pieces + tl.program_id(0) * FIELDS
     first_row = tl.load(piece)
     queries = tl.load(piece + 1)
     first_position = tl.load(piece + 2)
@@ -58,25 +60,76 @@ def write_piece(
     out,
     partial,
     weights,
-    part,
+    counters,
+    sinks,
+    pieces,
     first_row,
     queries,
+    part,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
+    WITH_SINKS: tl.constexpr,
 ):
-    """Write the rows of a piece: to the output if it is alone, else to its part of the partial results."""
+    """Write the rows of a piece: to the output if it is alone, else to its part of the partial results; the piece of a
+    tile that is done last adds the parts up, in their order.
+
+    No part is read before it is there: the barrier orders the stores of all threads before the addition of one of them,
+    whose release at the GPU's scope orders them before what any program does that sees the addition. The program that
+    sees all additions has acquired them, directly or through the programs between, and all its threads read behind the
+    barrier that hands them the count. It leaves the counter at zero: the kernel after this one begins when this one has
+    ended, so the same memory serves all layers, and graphs that are replayed.
+    """
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, WIDTH)
-    sum_of_row = tl.where(total == 0.0, 1.0, total)
-    result = acc / sum_of_row[:, None]
     if part < 0:
+        if WITH_SINKS:
+            total = _with_sinks(total, largest, sinks, row, GROUP)
+        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         _write_rows(result, out, first_row, queries, GROUP, HEAD_DIM, WIDTH, ROWS)
     else:
-        row_of = (part * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * ROWS + row
-        tl.store(partial + row_of[:, None] * WIDTH + dim[None, :], result)
-        tl.store(weights + row_of, tl.where(total == 0.0, -float("inf"), largest + tl.log2(sum_of_row)))
+        piece = pieces + tl.program_id(0) * FIELDS
+        first = tl.load(piece + 7)
+        splits = tl.load(piece + 8)
+        used = row < queries * GROUP
+        sum_of_row = tl.where(total == 0.0, 1.0, total)
+        row_of = _row_of(part, ROWS)
+        tl.store(partial + row_of[:, None] * WIDTH + dim[None, :], acc / sum_of_row[:, None], mask=used[:, None])
+        tl.store(weights + row_of, tl.where(total == 0.0, -float("inf"), largest + tl.log2(sum_of_row)), mask=used)
+        counter = counters + first * tl.num_programs(1) + tl.program_id(1)
+        tl.debug_barrier()
+        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == splits - 1:
+            largest = tl.full((ROWS,), -float("inf"), tl.float32)
+            total = tl.zeros((ROWS,), tl.float32)
+            acc = tl.zeros((ROWS, WIDTH), tl.float32)
+            for number in tl.range(first, first + splits, loop_unroll_factor=4 if ROWS * WIDTH <= 2048 else 1):
+                row_of = _row_of(number, ROWS)
+                weight = tl.load(weights + row_of, mask=used, other=-float("inf"))
+                its = tl.load(partial + row_of[:, None] * WIDTH + dim[None, :], mask=used[:, None], other=0.0)
+                now = tl.maximum(largest, weight)
+                base = tl.where(now == -float("inf"), 0.0, now)
+                keep = tl.exp2(largest - base)
+                share = tl.exp2(weight - base)
+                acc = acc * keep[:, None] + its * share[:, None]
+                total = total * keep + share
+                largest = now
+            if WITH_SINKS:
+                total = _with_sinks(total, largest, sinks, row, GROUP)
+            result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+            _write_rows(result, out, first_row, queries, GROUP, HEAD_DIM, WIDTH, ROWS)
+            tl.store(counter, 0)
+
+
+@triton.jit
+def _row_of(part, ROWS: tl.constexpr):
+    """Return the places of a part's rows among those of all parts and groups of heads."""
+    return (part * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+
+
+@triton.jit
+def _with_sinks(total, largest, sinks, row, GROUP: tl.constexpr):
+    return total + tl.exp2(tl.load(sinks + tl.program_id(1) * GROUP + row % GROUP) * OF_2 - largest)
 
 
 @triton.jit
@@ -97,46 +150,6 @@ def _write_rows(
     to = ((first_row + row // GROUP).to(tl.int64)[:, None] * heads + head[:, None]) * HEAD_DIM + dim[None, :]
     mask = (row[:, None] < queries * GROUP) & (dim[None, :] < HEAD_DIM)
     tl.store(out + to, result.to(out.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def merge(
-    partial,
-    weights,
-    out,
-    merges,
-    sinks,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    WITH_SINKS: tl.constexpr,
-):
-    merged = merges + tl.program_id(0) * 4
-    first_row = tl.load(merged)
-    queries = tl.load(merged + 1)
-    first = tl.load(merged + 2)
-    count = tl.load(merged + 3)
-    row = tl.arange(0, ROWS)
-    dim = tl.arange(0, WIDTH)
-    largest = tl.full((ROWS,), -float("inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, WIDTH), tl.float32)
-    for number in range(count):
-        row_of = ((first + number) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * ROWS + row
-        weight = tl.load(weights + row_of)
-        now = tl.maximum(largest, weight)
-        base = tl.where(now == -float("inf"), 0.0, now)
-        keep = tl.exp2(largest - base)
-        share = tl.exp2(weight - base)
-        acc = acc * keep[:, None] + tl.load(partial + row_of[:, None] * WIDTH + dim[None, :]) * share[:, None]
-        total = total * keep + share
-        largest = now
-    if WITH_SINKS:
-        head = tl.program_id(1) * GROUP + row % GROUP
-        total += tl.exp2(tl.load(sinks + head) * OF_2 - largest)
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    _write_rows(result, out, first_row, queries, GROUP, HEAD_DIM, WIDTH, ROWS)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Cut attention into pieces of about equal length, however long a request is, which a GPU computes side by side.
 
 A tile is a run of queries of one request. The tokens that it attends to are cut into splits of about equal length, as
-many as keep all processors of the GPU busy, and their results are merged afterwards. A short tile stays whole, and
-writes its result itself.
+many as keep all processors of the GPU busy, and the last one to be done merges their results. A short tile stays whole,
+and writes its result itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans, StepSize
 
-LEAST_SPLIT = 256  # tokens: merging shorter splits costs more than it saves
+LEAST_SPLIT = 64  # tokens, where few requests leave processors idle; many requests make longer splits by themselves
 
 
 class Tile(NamedTuple):
@@ -28,7 +28,7 @@ class Tile(NamedTuple):
 
 
 class AttentionPiece(NamedTuple):
-    """A piece as the kernel reads it: eight numbers a row."""
+    """A piece as the kernel reads it: nine numbers a row."""
 
     row: int
     queries: int
@@ -37,22 +37,13 @@ class AttentionPiece(NamedTuple):
     begin: int
     end: int
     partial: int  # where its partial result goes; -1 where the piece is the whole tile
-    unused: int = 0
-
-
-class Merge(NamedTuple):
-    """Partial results of one tile, which lie one after the other."""
-
-    row: int
-    queries: int
-    first: int
-    splits: int
+    first: int = 0  # partial result of the tile: they lie one after the other
+    splits: int = 1  # of the tile
 
 
 @dataclass(frozen=True)
 class Schedule:
     pieces: tuple[AttentionPiece, ...]
-    merges: tuple[Merge, ...]
     num_partials: int
 
 
@@ -86,23 +77,20 @@ def schedule(tiles: Iterable[Tile], room: int) -> Schedule:
     total = sum(tile.end - tile.begin for tile in tiles)
     longest = max(LEAST_SPLIT, -(-total // max(1, room)))
     pieces: list[AttentionPiece] = []
-    merges: list[Merge] = []
     partials = 0
     for tile in tiles:
         count = -(-(tile.end - tile.begin) // longest)
         if count <= 1:
             pieces.append(AttentionPiece(*tile, partial=-1))
             continue
-        merges.append(Merge(tile.row, tile.queries, partials, count))
-        for begin, end in _cut(tile.begin, tile.end, count):
-            pieces.append(AttentionPiece(*tile[:4], begin, end, partials))
-            partials += 1
+        for number, (begin, end) in enumerate(_cut(tile.begin, tile.end, count)):
+            pieces.append(AttentionPiece(*tile[:4], begin, end, partials + number, partials, count))
+        partials += count
     pieces.sort(key=lambda piece: piece.begin - piece.end)  # long pieces first: none is left at the end
-    return Schedule(tuple(pieces), tuple(merges), partials)
+    return Schedule(tuple(pieces), partials)
 
 
 NOTHING = AttentionPiece(0, 0, 0, 0, 0, 0, -1)  # computes nothing and is written nowhere
-NO_MERGE = Merge(0, 0, 0, 0)
 
 
 def most_tiles(size: StepSize, queries: int, stretch: int | None, *, decodes: bool) -> int:
@@ -122,11 +110,6 @@ def most_pieces(tiles: int, room: int) -> int:
     Each tile may have one piece that is not full, and all full pieces together are no more than `room`.
     """
     return tiles + max(1, room)
-
-
-def most_merges(tiles: int, room: int) -> int:
-    """Return the most tiles that `schedule` cuts: each is longer than a full piece."""
-    return min(tiles, max(1, room))
 
 
 def most_partials(tiles: int, room: int) -> int:

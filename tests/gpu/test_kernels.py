@@ -51,6 +51,18 @@ def test_any_step_attends_as_the_reference_does(seed: int, dtype: torch.dtype) -
     torch.testing.assert_close(got.float().cpu(), expected, rtol=0, atol=2 * OFF[dtype])
 
 
+@pytest.mark.parametrize("tokens", [1000, 9000])
+def test_parts_are_merged_when_all_are_there(tokens: int) -> None:
+    """The same spans serve many launches, as the layers of a step do: each finds the counters at zero."""
+    kernels, blocks = choose(GPU, torch.bfloat16).kernels, -(-tokens // 16)
+    spans = Spans([Lie(1, tokens, range(blocks)), Lie(1, 40, range(3)), Lie(40, tokens, range(blocks))], 16)
+    query, cache = torch.randn(42, 32, 128), torch.randn(2 * blocks, 16, 1024)
+    query, cache = query.to(GPU, torch.bfloat16), cache.to(GPU, torch.bfloat16)
+    first = kernels.attend(query, cache, spans, Scoring(0.1))
+    for _ in range(300):
+        assert torch.equal(kernels.attend(query, cache, spans, Scoring(0.1)), first)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("of_scores", ["capped", "sloped", "with sinks", "in stretches", "all"])
 @pytest.mark.parametrize("seed", [7, 9])  # long and short requests, chunks and decodes, with a window and without

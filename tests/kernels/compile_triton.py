@@ -30,14 +30,13 @@ from alignedserve.kernels.triton import attention as triton_attention
 from alignedserve.kernels.triton import copies as triton_copies
 from alignedserve.kernels.triton import experts as triton_experts
 from alignedserve.kernels.triton import latent as triton_latent
-from alignedserve.kernels.triton import pieces as triton_pieces
 from alignedserve.kernels.triton import products as triton_products
 from alignedserve.kernels.triton import sampling as triton_sampling
 from alignedserve.kernels.triton import tokens as triton_tokens
 
 INT, LONG, FLOAT, DOUBLE, WHOLE = "*i32", "*i64", "*fp32", "*fp64", "i32"
 POINTERS = {
-    "pieces tables merges odd": INT,
+    "pieces tables counters odd": INT,
     "slots tokens tops likeliest counts": LONG,
     "partial weights cos sin least step values logits sinks slopes": FLOAT,
     "wishes": DOUBLE,
@@ -107,9 +106,6 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
     yield triton_latent._attend_latent, LATENT | {"ROWS": 16, "TOKENS": 16}, of_attend
     for dtype in ("*bf16", "*fp16"):
         yield triton_latent._attend_latent, LATENT | {"ROWS": 32, "TOKENS": 32}, dict.fromkeys(of_attend, dtype)
-    merge = {name: HEADS[name] for name in ("GROUP", "HEAD_DIM", "WIDTH", "ROWS")}
-    for with_sinks in (False, True):
-        yield triton_pieces.merge, merge | {"WITH_SINKS": with_sinks}, {"out": ""}
     yield triton_attention._write, {"KV_DIM": 1000, "WIDTH": 1024}, {"cache": "", "k": "", "v": ""}
     written = {"VECTOR": 1040, "HEAD_DIM": 128, "WIDTH": 128, "MOST": 127, "TINY": 2.0**-126}
     yield triton_attention._write_int8, written, OF_INT8 | {"k": "", "v": ""}

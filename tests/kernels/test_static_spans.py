@@ -13,7 +13,6 @@ from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import BlockRoom, Lie, Spans, StaticSpans, StepSize
 from alignedserve.kernels.triton.schedule import (
-    most_merges,
     most_partials,
     most_pieces,
     most_tiles,
@@ -106,7 +105,6 @@ def test_there_is_never_more_to_do_than_was_provided_for(
         planned = schedule(tiles, room)
         assert len(planned.pieces) <= most_pieces(provided, room)
         assert planned.num_partials <= most_partials(provided, room)
-        assert len(planned.merges) <= most_merges(provided, room)
 
 
 SCORINGS = (Scoring(0.25), Scoring(0.25, 100), Scoring(0.25, 100, 2.0, torch.arange(4.0)))

@@ -173,11 +173,15 @@ def test_pieces_are_about_equal_and_cover_every_token_once() -> None:
             assert (ranges[0][0], ranges[-1][1]) == (tile.begin, tile.end)
             assert all(end == begin for (_, end), (begin, _) in pairwise(ranges))
         partials = sorted(piece.partial for piece in made.pieces if piece.partial >= 0)
-        assert (
-            partials
-            == list(range(made.num_partials))
-            == sorted(number for merge in made.merges for number in range(merge.first, merge.first + merge.splits))
-        )
+        tiles_cut = {(piece.row, piece.first, piece.splits) for piece in made.pieces if piece.partial >= 0}
+        together = sorted(number for _, first, splits in tiles_cut for number in range(first, first + splits))
+        assert partials == list(range(made.num_partials)) == together
+
+
+def test_few_requests_are_cut_for_all_processors_and_many_as_before() -> None:
+    for requests, splits in ((1, 16), (4, 16), (32, 3), (128, 1)):
+        made = schedule([Tile(row, 1, 999, 0, 0, 1000) for row in range(requests)], 66)
+        assert {piece.splits for piece in made.pieces} == {splits}
 
 
 # --- Kernels that treat each token alone

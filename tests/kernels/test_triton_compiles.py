@@ -46,7 +46,7 @@ def test_kernels_compile_for_gpus(arch: int) -> None:
     told = _compiled(f"--archs {arch} {'--dtypes bf16 fp16 fp32' if SOAK else few}")
     further = (
         {
-            "merge",
+            "_rotate_and_write",
             "_write",
             "_logprobs",
             "_expand",
