@@ -239,12 +239,15 @@ class Engine:
         if self.device.type == "cuda":
             config, layer = self.config, self.cache[0]
             shape = config.num_heads, config.compared_dim, config.vocab_size, config.max_positions
-            self.signs.stage(
-                Stage.KERNELS, REHEARSED + len(OF_LAYERS) * len(self._quantised) + OF_EXPERTS * len(self._mixtures)
-            )
+            products = () if self._decoder is None else self._decoder.rehearsals()
+            num_layers = len(OF_LAYERS) * len(self._quantised) + OF_EXPERTS * len(self._mixtures)
+            self.signs.stage(Stage.KERNELS, REHEARSED + num_layers + len(products))
             rehearse(self._kernels, layer, self.dtype, *shape, config.latent_rank, self.signs.advance)
             rehearse_layers(self._quantised.values(), config.vocab_size, self.signs.advance)
             rehearse_experts(self._kernels, self._mixtures.values(), self.signs.advance)
+            for measure in products:
+                measure()
+                self.signs.advance()
 
     @torch.inference_mode()
     def capture(

@@ -27,7 +27,7 @@ from alignedserve.errors import NotFinite
 from alignedserve.kernels.common import drawing
 from alignedserve.kernels.common.adapters import StepAdapters
 from alignedserve.kernels.common.blocked import BlockedWeight
-from alignedserve.kernels.common.decoder import Angles, Decoder, DecoderLayer, Heads
+from alignedserve.kernels.common.decoder import Angles, Decoder, DecoderLayer, Heads, Inner, Norm
 from alignedserve.kernels.common.drawing import Likeliest
 from alignedserve.kernels.common.experts import ExpertWeights, add_experts, route
 from alignedserve.kernels.common.int8_kv import dequantise_vectors, heads_written, keeps_int8, quantise_vectors
@@ -116,6 +116,24 @@ class Reference:
 
     def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
         return None
+
+    def few_rows(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        norm: Norm | None = None,
+        inner: Inner | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Return x W^T + b of up to eight rows, contiguous like the weight and `out`: of the RMSNorm of x, with half of
+        the outputs gating the others (`inner`), or added to `out`, where these are given."""
+        if norm is not None and norm.weight is not None:
+            x = self.rms_norm(x, norm.weight, norm.eps)
+        made = F.linear(x, weight, bias)
+        if inner is not None:
+            made = self.silu_mul(made) if inner is Inner.SILU else self.gelu_mul(made)
+        return made if out is None else out.add_(made)
 
     # --- Attention over paged blocks
 

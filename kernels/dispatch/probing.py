@@ -17,7 +17,7 @@ from alignedserve.core import Sampling
 from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.adapters import AdapterPart, AdapterWeights, LayerAdapter, StepAdapters
 from alignedserve.kernels.common.blocked import BlockedWeight
-from alignedserve.kernels.common.decoder import Heads
+from alignedserve.kernels.common.decoder import Heads, Inner, Norm
 from alignedserve.kernels.common.experts import ExpertWeights
 from alignedserve.kernels.common.failing import in_a_line
 from alignedserve.kernels.common.int8_kv import dequantise_vectors
@@ -194,6 +194,17 @@ def _multiplied(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     return torch.cat(out)
 
 
+def _few_rows(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
+    """Return products of one row and of several, normed, gated and added."""
+    out = list[Tensor]()
+    for rows in (1, 5):
+        norm, x = Norm(made(160), None, 1e-5, centred=False), made(rows, 160)
+        out.append(kernels.few_rows(x, made(70, 160) / 16, made(70), norm))
+        out.append(kernels.few_rows(x, made(140, 160) / 16, None, inner=Inner.SILU))
+        out.append(kernels.few_rows(x, made(70, 160) / 16, None, out=made(rows, 70)))
+    return torch.cat([each.flatten() for each in out])
+
+
 def _adapted(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     """Return the outputs of rows with either of two adapters, and with none, for a layer of two parts."""
 
@@ -265,6 +276,7 @@ _TRIALS: dict[str, Trial] = {
     "silu_mul": lambda kernels, made: kernels.silu_mul(made(3, 2 * _SIZE)),
     "gelu_mul": lambda kernels, made: kernels.gelu_mul(made(3, 2 * _SIZE)),
     "multiply": _multiplied,
+    "few_rows": _few_rows,
     "route": _routed,
     "add_experts": _by_experts,
     "adapt": _adapted,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import Structure, addressof, byref, c_float, c_int32, c_int64, c_void_p
 from itertools import chain
 
@@ -91,6 +91,9 @@ class NativeDecoder:
     def takes(self, rows: int) -> bool:
         """Return whether C++ is the fastest way of every linear layer."""
         return all(linear.native_to >= rows for linear in self._linears)
+
+    def rehearsals(self) -> Sequence[Callable[[], None]]:
+        return ()  # tuning.py measures
 
     def run(self, x: Tensor, angles: Sequence[Angles], paged: Paged, rows: Tensor | None = None) -> None:
         cache, spans = paged.cache, paged.spans

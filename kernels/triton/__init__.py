@@ -5,6 +5,7 @@ attention.py  Attention over paged blocks, in Triton.
 copies.py     Copies between the device and pages, and int8, in Triton.
 decoder.py    Run all layers of a decoder with fewer launches.
 experts.py    The experts of a mixture, all at once, in Triton: nobody waits to learn which experts run.
+few_rows.py   Products of one to eight rows, with what lies before and behind them.
 kernels.py    The Triton kernels behind dispatcher.py's interface; torch fills in the rest.
 latent.py     Attention to compressed vectors, in Triton.
 launch.py     Shared by all Triton kernels: how they are tuned, and what versions and the interpreter change.

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import triton
-from alignedserve.kernels.common.decoder import Decoder, DecoderLayer
+from alignedserve.kernels.common.decoder import DecoderLayer
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.triton.adapters import TritonAdapters
 from alignedserve.kernels.triton.copies import TritonCopies
 from alignedserve.kernels.triton.decoder import TritonDecoder
 from alignedserve.kernels.triton.experts import TritonExperts
+from alignedserve.kernels.triton.few_rows import TritonFewRows
 from alignedserve.kernels.triton.latent import TritonLatentAttention
 from alignedserve.kernels.triton.products import TritonProducts
 from alignedserve.kernels.triton.sampling import TritonSampling
@@ -22,6 +23,7 @@ class TritonKernels(
     TritonLatentAttention,
     TritonTokens,
     TritonProducts,
+    TritonFewRows,
     TritonExperts,
     TritonAdapters,
     TritonCopies,
@@ -30,5 +32,5 @@ class TritonKernels(
 ):
     name = f"Triton {triton.__version__}"
 
-    def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
+    def decoder(self, layers: Sequence[DecoderLayer]) -> TritonDecoder:
         return TritonDecoder(self, layers)

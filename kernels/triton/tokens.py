@@ -84,12 +84,16 @@ def _gated(gate_up, stride, out, INNER: tl.constexpr, WIDTH: tl.constexpr, GELU:
     gate = tl.load(gate_up + row * stride + at, mask=there, other=0.0)
     up = tl.load(gate_up + row * stride + INNER + at, mask=there, other=0.0).to(tl.float32)
     dtype = gate.dtype
-    wide = gate.to(tl.float32)
-    slope = wide
+    tl.store(out + row * INNER + at, gated(gate.to(tl.float32), up, dtype, GELU).to(dtype), mask=there)
+
+
+@triton.jit
+def gated(gate, up, dtype: tl.constexpr, GELU: tl.constexpr):
+    """Return silu or gelu of the gate, rounded, times up."""
+    slope = gate
     if GELU:  # approximated by tanh: (1 + tanh(y)) / 2 is sigmoid(2 y)
-        slope = 1.5957691216057308 * wide * (1.0 + 0.044715 * wide * wide)
-    active = (wide / (1.0 + tl.exp(-slope))).to(dtype).to(tl.float32)
-    tl.store(out + row * INNER + at, (active * up).to(dtype), mask=there)
+        slope = 1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate)
+    return (gate / (1.0 + tl.exp(-slope))).to(dtype).to(tl.float32) * up
 
 
 _GATED_WIDTH = 1024

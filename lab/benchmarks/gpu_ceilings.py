@@ -5,9 +5,10 @@
     python -m lab.benchmarks.gpu_ceilings --model tiny          # tried on a CPU
 
 `ceilings` are copies, products, each layer of the model at some numbers of rows, read from memory each time, and what a
-launch costs. `draws` are tokens drawn from logits, masks of grammars, and the head's logits in fp32 by one product.
-`attention` compares ours, over blocks of 16 tokens, with FlashAttention 3 on the same blocks where it is installed, and
-prompts with torch's own. `alignment` has few long requests among short.
+launch costs; products of few rows also by our kernel (`own`), with what is beside them. `draws` are tokens drawn from
+logits, masks of grammars, and the head's logits in fp32 by one product. `attention` compares ours, over blocks of 16
+tokens, with FlashAttention 3 on the same blocks where it is installed, and prompts with torch's own. `alignment` has
+few long requests among short.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from alignedserve.core import Sampling
+from alignedserve.kernels.common.decoder import Inner, Norm
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
@@ -44,8 +46,9 @@ from alignedserve.lab.benchmarks.common.report import report
 from alignedserve.lab.devices.devices import Model
 
 PARTS = ("ceilings", "draws", "attention", "alignment")
-ROWS = (1, 8, 32, 64, 128, 256)
-LAUNCHES = 363  # kernels in a captured step of the 8B
+ROWS = (1, 2, 4, 8, 32, 64, 128, 256)
+_MOST_FEW = 8  # rows of products by a kernel of our own
+LAUNCHES = 299  # kernels in a captured step of the 8B, by cuBLAS
 DRAWN = {"greedy": Sampling(), "plain": Sampling(0.8), "top_p": Sampling(0.8, top_p=0.95), "top_k": Sampling(0.8, 50)}
 DECODES, CHUNKS = ((1, 1000), (32, 1000), (128, 1000), (16, 8000)), (2048, 8192)
 IS_DRY = DEVICE.type != "cuda"
@@ -68,6 +71,7 @@ def ceilings(model: Model) -> None:
     one = torch.zeros(1, device=DEVICE)
     report("kernel_in_a_graph", replayed(lambda: one.add_(1), LAUNCHES) * 1e6, "us")
     report("launch_by_the_host", seconds(lambda: [one.add_(1) for _ in range(100)]) * 1e4, "us")
+    kernels = choose(DEVICE, torch.bfloat16).kernels
     for name, outputs, inputs in _layers(model):
         weights = [randn(outputs, inputs) for _ in range(3)]  # together more than the second-level cache
         for rows in ROWS:
@@ -80,6 +84,20 @@ def ceilings(model: Model) -> None:
             took = replayed(run) / len(weights)
             moved = 2 * (outputs * inputs + rows * (outputs + inputs))
             report(f"layer_{name}_rows_{rows}", took * 1e6, "us", baseline=moved / copied * 1e6)
+            if name != "head" and rows <= _MOST_FEW:
+                own = replayed(partial(_few_rows, kernels, name, x, y, weights)) / len(weights)
+                report(f"layer_{name}_rows_{rows}_own", own * 1e6, "us", baseline=took * 1e6)
+                report(f"layer_{name}_rows_{rows}_own_bandwidth", moved / own / 1e9, "GB/s")
+
+
+def _few_rows(kernels: Kernels, name: str, x: torch.Tensor, y: torch.Tensor, weights: list[torch.Tensor]) -> None:
+    """Compute products as a layer's decoder does, with what is beside them."""
+    norm = Norm(weights[0][0, : x.shape[1]], None, 1e-5, centred=False) if len(x) == 1 else None
+    for weight in weights:
+        if name in ("out", "down"):
+            kernels.few_rows(x, weight, None, out=y)
+        else:
+            kernels.few_rows(x, weight, None, norm, Inner.SILU if name == "gate_up" else None)
 
 
 def _layers(model: Model) -> Iterator[tuple[str, int, int]]:

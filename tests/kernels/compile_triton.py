@@ -29,6 +29,7 @@ from alignedserve.kernels.triton import adapters as triton_adapters
 from alignedserve.kernels.triton import attention as triton_attention
 from alignedserve.kernels.triton import copies as triton_copies
 from alignedserve.kernels.triton import experts as triton_experts
+from alignedserve.kernels.triton import few_rows as triton_few_rows
 from alignedserve.kernels.triton import latent as triton_latent
 from alignedserve.kernels.triton import products as triton_products
 from alignedserve.kernels.triton import sampling as triton_sampling
@@ -58,6 +59,10 @@ ONE_COLUMN = {"columns": 1, "stride": 1}  # Triton treats an argument that is 1 
 TURNED = {"VECTOR": 1024, "GROUP": 4, "QUERIES": 4, "HALF": 64, "HEAD_DIM": 128, "WIDTH": 128}
 TURNED |= {"NORMED": True, "IN_INT8": False, "MOST": 127, "TINY": 2.0**-126}
 OF_TURNED = dict.fromkeys(("cache", "scales", "qkv", "query", "query_norm", "k_norm"), "")
+FEW = dict.fromkeys(("NORMED", "HAS_BIAS", "ADDS", "WIDE"), False) | {"GATE": 0}
+ONE_ROW = {"ROWS": 1, "NORM_WIDTH": 4096, "OUTS": 8, "DEPTH": 512}
+FEW_ROWS = {"ROWS": 16, "NORM_WIDTH": 512, "OUTS": 8, "DEPTH": 512}
+OF_FEW = dict.fromkeys(("x", "weight", "bias", "norm", "out"), "") | {"rows": WHOLE}
 MOVED = {"SIZE": 1000, "WIDTH": 1024}
 LEVELS = {"LEVELS": 255, "TINY": 2.0**-100, "ENLARGE": 2.0**64}
 NORM = {
@@ -111,6 +116,9 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
     yield triton_attention._write_int8, written, OF_INT8 | {"k": "", "v": ""}
     for kind in ({}, {"IN_INT8": True, "VECTOR": 1040}, {"NORMED": False, "HALF": 20, "HEAD_DIM": 96}):
         yield triton_attention._rotate_and_write, TURNED | kind, OF_TURNED | (OF_INT8 if "VECTOR" in kind else {})
+    for kind in ({}, {"GATE": 1, "NORMED": True}, {"HAS_BIAS": True, "ADDS": True}):
+        for tile in (ONE_ROW, FEW_ROWS):
+            yield triton_few_rows._few_rows, FEW | tile | kind, OF_FEW
     for to_cache in (True, False):
         yield triton_copies._move, MOVED | {"TO_CACHE": to_cache}, {"cache": "", "rows": ""}
     yield triton_copies._quantise, LEVELS | {"TOKENS": 64, "WIDTH": 128}, {"rows": "", "tokens": WHOLE}
@@ -183,6 +191,11 @@ def all_choices() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str], A
         (triton_sampling._draw, WEIGH | {"LISTED": 16384}, OF_DRAW | {"out": LONG}),
         (triton_sampling._logprobs, {}, {"of_token": FLOAT}),
     ]
+    for tile in (ONE_ROW, FEW_ROWS):
+        for form in ({}, {"NORMED": True}, {"GATE": 1}, {"GATE": 1, "NORMED": True}, {"ADDS": True}):
+            kinds.append(
+                (triton_few_rows._few_rows, FEW | tile | form, dict.fromkeys(OF_FEW, "*bf16") | {"rows": WHOLE})
+            )
     for rows in triton_products.TILE_ROWS:
         if rows <= triton_products._MOST_HALVES[4]:
             kinds.append((triton_products._multiply, product | {"ROWS": rows}, of_product))
@@ -281,7 +294,7 @@ def main() -> None:
             told |= {"stages": choice.num_stages, "shared": made.metadata.shared}
             told |= {
                 name: constants[name]
-                for name in ("ROWS", "BITS", "WHOLE", "IN_INT8", "GATED", "ON_CHIP")
+                for name in ("ROWS", "BITS", "WHOLE", "IN_INT8", "GATED", "ON_CHIP", "GATE", "NORMED", "ADDS")
                 if name in constants
             }
             print(json.dumps(told | resources(made) | instructions(made)), flush=True)

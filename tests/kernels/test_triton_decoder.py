@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import count
+from typing import Any
+
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from alignedserve.kernels.common.decoder import DecoderLayer, Paged
+from alignedserve.kernels.common.decoder import DecoderLayer, Inner, Norm, Paged
 from alignedserve.kernels.common.linear import Way
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.spans import Lie, Spans
@@ -45,9 +48,83 @@ def test_layers_give_what_torch_gives_call_by_call(kind: str, dtype: torch.dtype
     expected, into, paged = x.clone(), paged_of(lies, layers, dtype), paged_of(lies, layers, dtype)
     call_by_call(Reference(), layers, expected, angles, into, Way.TORCH)
     decoder = KERNELS.decoder(layers)
-    assert decoder is not None
     assert decoder.takes(7)
     assert decoder.pauses is None
     decoder.run(x, angles, paged)
     torch.testing.assert_close(x, expected, rtol=OFF[dtype], atol=OFF[dtype])
     torch.testing.assert_close(paged.cache, into.cache, rtol=OFF[dtype], atol=OFF[dtype])
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outs", "dtype", "norm", "inner", "has_bias", "adds"),
+    [
+        (1, 1100, 37, torch.bfloat16, torch.bfloat16, None, True, False),
+        (1, 96, 40, torch.float16, torch.float32, Inner.SILU, False, False),
+        (1, 520, 16, torch.float16, None, Inner.GELU, True, False),
+        (1, 1030, 20, torch.bfloat16, None, None, True, True),
+        (2, 70, 40, torch.float16, torch.float16, Inner.SILU, True, False),
+        (5, 300, 33, torch.bfloat16, None, None, False, True),
+        (8, 260, 1, torch.float16, None, None, True, False),
+    ],
+)
+def test_products_of_few_rows(
+    rows: int,
+    inputs: int,
+    outs: int,
+    dtype: torch.dtype,
+    norm: torch.dtype | None,
+    inner: Inner | None,
+    has_bias: bool,
+    adds: bool,
+) -> None:
+    generator = torch.Generator().manual_seed(inputs)
+    weight = packed(generator, dtype, outs if inner is None else 2 * outs, inputs) / 8
+    bias = packed(generator, dtype, len(weight)) if has_bias else None
+    of_norm = None if norm is None else Norm(packed(generator, norm, inputs), None, 1e-5, centred=False)
+    x, out = packed(generator, dtype, rows, inputs), packed(generator, dtype, rows, outs) if adds else None
+    wide = [None if each is None else each.float() for each in (bias, out)]
+    normed = x
+    if of_norm is not None and of_norm.weight is not None:
+        normed = Reference().rms_norm(x, of_norm.weight, of_norm.eps)  # rounded as there
+    exact = Reference().few_rows(normed.float(), weight.float(), wide[0], None, inner, wide[1])
+    got = KERNELS.few_rows(x, weight, bias, of_norm, inner, out)
+    assert adds == (got is out)
+    off = 2.0**-6 if dtype is torch.bfloat16 else 2.0**-9
+    torch.testing.assert_close(got.float(), exact, rtol=off, atol=off * float(exact.abs().max()))
+
+
+def test_rows_that_do_not_fit_a_product_of_few_rows_are_refused() -> None:
+    weight = torch.ones(4, 8)
+    for x in (torch.ones(9, 8), torch.ones(8, 2).t(), torch.ones(2, 8, dtype=torch.float16), torch.ones(2, 6)):
+        with pytest.raises(ValueError, match="are not"):
+            KERNELS.few_rows(x, weight, None)
+
+
+@pytest.mark.parametrize("kind", ["opt", "llama", "gemma"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_products_of_few_rows_are_used_where_they_are_faster(kind: str, rows: int) -> None:
+    generator, dtype = torch.Generator().manual_seed(7), torch.float16
+    llama, _, gemma = KINDS[kind]
+    layers = layers_of(Reference(), generator, dtype, llama, False, 8 if llama else 0, gemma=gemma)
+    used = list[int]()
+
+    class Noting(TritonKernels):
+        def few_rows(self, x: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
+            used.append(len(x))
+            return super().few_rows(x, *args, **named)
+
+    decoder, lies = Noting().decoder(layers), [Lie(1, 1, (number,)) for number in range(rows)]
+    x = packed(generator, dtype, rows, layers[0].qkv.shape.inputs)
+    angles = [(drawn.cos(), drawn.sin()) for drawn in torch.randn(2, rows, 4, generator=generator)] if llama else []
+    expected, paged = x.clone(), paged_of(lies, layers, dtype)
+    decoder.run(expected, angles, paged_of(lies, layers, dtype))
+    assert not used, "nothing was measured"
+    took = count(100, -1)
+    measures = decoder.rehearsals(lambda call: call() is None or next(took))
+    assert len(measures) == 4 * (3 if kind == "opt" else 4), "of OPT's first MLP layer there is no kernel"
+    for measure in measures:
+        measure()
+    used.clear()
+    decoder.run(x, angles, paged)
+    assert used == [rows] * 2 * (3 if kind == "opt" else 4)
+    torch.testing.assert_close(x, expected, rtol=OFF[dtype], atol=OFF[dtype])
