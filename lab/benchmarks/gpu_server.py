@@ -5,9 +5,10 @@
     python -m lab.benchmarks.gpu_server --model tiny            # tried on a CPU
 
 `streams` is `alignedserve bench` with 1, 32 and 128 chats at once; `beside` chats at random times beside documents that
-are always there; `shared` many chats over one long beginning; `kill` a stream whose worker is killed with -9, which has
-to go on until its end. These share one deployment. `separate` has prompts and decodes in two processes on
-the one GPU, where KV goes from one to the other by CUDA IPC, and long prompts that join while others decode.
+are always there; `offline` 1,000 requests at once with ShareGPT's lengths; `shared` many chats over one long beginning;
+`kill` a stream whose worker is killed with -9, which has to go on until its end. These share one deployment. `separate`
+has prompts and decodes in two processes on the one GPU, where KV goes from one to the other by CUDA IPC, and long
+prompts that join while others decode.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ from random import Random
 from statistics import median
 
 from alignedserve.architectures.model_source import DEMO_FOLDER
-from alignedserve.lab.benchmarks.common.gpu_shapes import DEVICE, all_tried, asked, config_of, left_out
+from alignedserve.lab.benchmarks.common.gpu_shapes import DEVICE, about, all_tried, asked, config_of, left_out
 from alignedserve.lab.benchmarks.common.report import report
 from alignedserve.lab.benchmarks.common.serving import Answer, ServedDeployment, ask, name_of, processes_under, serve
 from alignedserve.lab.devices.devices import Model
 from alignedserve.loads.records.distribution import percentile
 
-PARTS = ("streams", "beside", "shared", "kill", "separate")
+PARTS = ("streams", "beside", "offline", "shared", "kill", "separate")
 IS_DRY = DEVICE.type != "cuda"
 FLAGS = ("--load-format", "dummy", "--log-level", "info")
 # Figures of `alignedserve bench`, in seconds where they are times.
 SHOWN = [("requests.finished", "1"), ("attainment", "share"), ("tokens_in_time", "share"), ("tokens_per_s", "tokens/s")]
 SHOWN += [(f"{name}.{part}", "ms") for name in ("ttft_s", "tpot_s", "gap_s") for part in ("p50", "p99")]
+OFFLINE_GOAL = 16_000.0  # tokens/s of answers, of an 8B on an H100
 TOKENS = range(100, 1_100)  # that prompts are made of
 
 
@@ -54,6 +56,7 @@ class Size:
     beside_s: float = 20.0
     chats_s: float = 8.0  # chats in a second
     documents: int = 64
+    offline: int = 1_000  # requests at once
     shared: tuple[int, int] = (64, 8_000)  # requests, and tokens that all begin with
     long: int = 8_000  # tokens of the prompts that join
     memory: tuple[str, ...] = ("--device", "cuda", "--pool-memory-mb", "8192", "--max-model-len", "16384")
@@ -68,6 +71,7 @@ DRY = Size(
     beside_s=3.0,
     chats_s=1.0,
     documents=2,
+    offline=8,
     shared=(4, 300),
     long=300,
     memory=("--device", "cpu", "--pool-memory-mb", "64"),
@@ -121,6 +125,15 @@ class Served:
         for name, found in classes.items():
             _report_class(f"beside_{name}", found)
         report("beside_chats_in_time", 100 * classes["rt"]["attainment"], "%", goal=100.0, at_least=True)
+
+    def offline(self) -> None:
+        """Send all at once; tokens of answers alone are counted, which come after about as many of prompts."""
+        count = self.size.offline
+        lengths = f"arrivals=closed,in_flight={count},replace=true,ttft_s=600,num_requests={count}"
+        classes = self._bench(f"sizes:{lengths}")
+        _report_class("offline", classes["rt"])
+        goal = OFFLINE_GOAL if "H100" in about()["gpu"] else None
+        report("offline_answers", classes["rt"]["tokens_per_s"], "tokens/s", goal=goal, at_least=True)
 
     def shared(self) -> None:
         """Ask many requests over one beginning at once, after a first request has cached the beginning."""

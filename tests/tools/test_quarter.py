@@ -155,10 +155,12 @@ def with_needs(names: list[str]) -> set[str]:
     return found
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> dict[str, str]:
+@pytest.fixture(params=["with wheels"])
+def machine(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     """Return an environment in which only packages are found that are on the machine or carried there."""
     allowed = with_needs([*ON_THE_MACHINE, *WHEELS])
+    if request.param == "without wheels":
+        allowed -= set(map(normal, WHEELS))
     owners = packages_distributions().items()
     modules = {module for module, names in owners if not allowed & set(map(normal, names))} - {"alignedserve"}
     assert {"ray", "redis", "openai", "matplotlib"} <= modules
@@ -180,7 +182,11 @@ def machine(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
+without_wheels = pytest.mark.parametrize("machine", ["without wheels"], indirect=True)
+
+
 @rare
+@without_wheels
 def test_tests_of_gpus_are_collected_there(machine: dict[str, str]) -> None:
     command = [sys.executable, "-m", "pytest", "--confcutdir=tests/gpu", "--collect-only", "-q", "tests/gpu"]
     command += ["-p", "no:cacheprovider", "-p", "pytest_timeout"]
@@ -190,11 +196,18 @@ def test_tests_of_gpus_are_collected_there(machine: dict[str, str]) -> None:
 
 
 @rare
-def test_what_steps_run_is_found_there(machine: dict[str, str]) -> None:
-    modules = sorted({step.command[1] for step in STEPS if step.command[1] != "pytest"})
+@pytest.mark.parametrize(("machine", "part"), [("without wheels", "a"), ("with wheels", "b")], indirect=["machine"])
+def test_what_steps_run_is_found_there(machine: dict[str, str], part: str) -> None:
+    modules = sorted({step.command[1] for step in STEPS if step.part == part and step.command[1] != "pytest"})
     program = f"from importlib import import_module\nfor name in {modules}: assert import_module(name).main"
     said = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=machine, capture_output=True, text=True)
     assert said.returncode == 0, said.stderr[-2000:]
+
+
+def test_a_dry_step_needs_no_plugin_and_one_tiny_model() -> None:
+    for step in map(quarter.dried, STEPS):
+        assert "-n" not in step.command
+        assert step.command.count("--model") == (step.command[1] not in ("pytest", "lab.benchmarks.roads"))
 
 
 @rare  # it takes as long as ten other tests, and the GPU checks run it too

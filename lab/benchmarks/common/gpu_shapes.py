@@ -29,6 +29,7 @@ MODELS = {
     "8b": replace(KNOWN["llama-3.1-8b"], name="llama_8b_gqa"),
     "moe": replace(KNOWN["qwen3-30b-a3b"], name="qwen3_moe_4_layers", layers=4),
     "moe-fp8": replace(KNOWN["qwen3-30b-a3b"], name="qwen3_moe_4_layers_fp8", layers=4),  # experts in blocks of 128
+    "moe-fp8-whole": replace(KNOWN["qwen3-30b-a3b"], name="qwen3_moe_fp8"),  # 31 GB
     "tiny": Model("tiny", 2, 64, heads=4, kv_heads=2, ffn_size=128, vocabulary=2_048, head_dim=16),
 }
 
