@@ -24,6 +24,7 @@ from alignedserve.kernels.common.placing import on_device, put
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans, StaticSpans
 from alignedserve.kernels.triton.launch import (
+    aligned,
     bits_of_bf16,
     from_bits_of_bf16,
     interpreting,
@@ -388,13 +389,13 @@ class _Placed:
     """A schedule on the device, sent in one copy."""
 
     def __init__(self, planned: Schedule, spans: Spans, device: torch.device, groups: int) -> None:
-        parts = (
-            torch.tensor(planned.pieces, dtype=torch.int32).flatten(),
-            torch.zeros(planned.num_partials * groups, dtype=torch.int32),
-            spans.blocks,
-        )
-        pieces, self.counters, self.blocks = on_device(torch.cat(parts), device).split([len(part) for part in parts])
-        self.pieces = pieces.view(-1, _FIELDS)
+        pieces = torch.tensor(planned.pieces, dtype=torch.int32).flatten()
+        first = aligned(len(pieces))
+        end = first + aligned(planned.num_partials * groups)
+        parts = pieces, torch.zeros(end - len(pieces), dtype=torch.int32), spans.blocks
+        numbers = on_device(torch.cat(parts), device)
+        self.pieces, self.counters, self.blocks = numbers[: len(pieces)], numbers[first:end], numbers[end:]
+        self.pieces = self.pieces.view(-1, _FIELDS)
         self.num_partials = planned.num_partials
 
 

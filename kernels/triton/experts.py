@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from alignedserve.architectures.routing import Routing, Scores
 from alignedserve.kernels.common.experts import HALF, LEAST_SUM, ExpertWeights
-from alignedserve.kernels.triton.launch import interpreting, power_of_2, processors, tuned
+from alignedserve.kernels.triton.launch import aligned, interpreting, power_of_2, processors, tuned
 
 TILE_ROWS = (16, 32, 64, 128)  # the first that holds the pairs of an expert where all have as many, or the most
 _MOST_FP32 = 32  # rows of a tile
@@ -43,7 +43,6 @@ _MOST_SPLITS = 16
 _SCANNED = 1024  # pairs at a time
 _COUNTED_BY_ALL, _PART = 512, 128  # pairs that each program counts itself, and at a time: a launch takes as long
 _SUM_WIDTH = 1024
-_ALIGNED = 4  # numbers: for an address that is no multiple of 16 bytes Triton would compile another kernel
 _MOST_OF_WARP = 4096  # sums
 _MOST_TILE = 16 << 10  # bytes of a tile of weights
 _SHARED = 200 << 10  # bytes of shared memory that all stages of a tile may take, on GPUs that have most
@@ -473,7 +472,7 @@ class _ExpertBlocks:
         self._most = used + (0 if self._are_few else (self.pairs - used) // self._rows)
         self._owners = self._order = chosen
         if len(chosen) > TILE_ROWS[0]:
-            sizes = [-(-size // _ALIGNED) * _ALIGNED for size in (count, self._most, self._most * self._rows)]
+            sizes = [aligned(size) for size in (count, self._most, self._most * self._rows)]
             tables = torch.empty(sum(sizes), dtype=torch.int32, device=chosen.device)
             counts, self._owners, self._order = tables.split(sizes)
             width = min(_SCANNED, max(16, power_of_2(self.pairs)))

@@ -172,6 +172,12 @@ def power_of_2(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
+def aligned(count: int) -> int:
+    """Return after how many numbers of four bytes, at least `count`, a multiple of 16 bytes is reached: tables that lie
+    one behind another begin there, since Triton compiles another kernel for other addresses."""
+    return -(-count // 4) * 4
+
+
 @triton.jit
 def nearest(x):
     """Return the nearest whole number, of two the even one, as torch does: all versions have floor, and no more."""

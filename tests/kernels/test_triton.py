@@ -129,6 +129,19 @@ def test_long_requests_with_compressed_vectors_are_cut() -> None:
     check_latent(KERNELS, latent, latent.case(((1, 700), (1, 40), (2, 600)), 3), torch.float32, BOUNDS)
 
 
+@pytest.mark.parametrize("requests", range(1, 6))
+def test_the_tables_of_all_steps_have_addresses_of_one_kind(requests: int) -> None:
+    """Triton compiles another kernel for an address that is no multiple of 16 bytes: no step may wait for that."""
+    spans = Spans([Lie(1, 100 * count + 1, range(300)) for count in range(requests)], 4)
+    placed = KERNELS._placed(spans, torch.device("cpu"), 1, Scoring(1.0), decodes=True, kv_heads=1)
+    assert placed is not None
+    for table in (placed.pieces, placed.counters, placed.blocks):
+        assert table.data_ptr() % 16 == 0
+    assert len(placed.counters) >= placed.num_partials
+    assert not placed.counters.any()
+    assert torch.equal(placed.blocks, spans.blocks)
+
+
 def test_a_step_of_no_requests_attends_to_nothing() -> None:
     spans, cache = Spans([], 16), torch.zeros(2, 16, 64)
     KERNELS.write(cache, spans, torch.empty(0, 64), torch.empty(0, 64))
