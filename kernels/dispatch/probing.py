@@ -125,11 +125,19 @@ def _fault(
 
 
 def _spans() -> Spans:
-    return Spans([Lie(1, 30, (2, ~0)), Lie(5, 21, (1, 3))], _BLOCK_SIZE)
+    """Return a decode and a chunk that are long enough for several programs to attend to a tile."""
+    return Spans([Lie(1, 150, (2, ~0, *range(4, 12))), Lie(5, 141, (1, 3, *range(12, 19)))], _BLOCK_SIZE)
 
 
 def _cache(made: Callable[..., Tensor]) -> Tensor:
-    return made(8, _BLOCK_SIZE, _SIZE)
+    return made(2 * 19, _BLOCK_SIZE, _SIZE)
+
+
+def _attended(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
+    """Return what two layers of a step attend to: the second one finds the counters as the first one leaves them."""
+    spans = _spans()
+    layers = [(made(6, 4, _SIZE // 2), _cache(made)) for _ in range(2)]
+    return torch.cat([kernels.attend(query, cache, spans, Scoring(0.2)) for query, cache in layers])
 
 
 def _in_place(x: Tensor, change: Callable[[Tensor], Any]) -> Tensor:
@@ -140,7 +148,7 @@ def _in_place(x: Tensor, change: Callable[[Tensor], Any]) -> Tensor:
 def _turned(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     """Return queries that are normed and rotated, beside the cache with K and V, in numbers and in int8."""
     out, norms = list[Tensor](), (made(_SIZE // 2), made(_SIZE // 2))
-    for cache in (_cache(made), torch.zeros(8, _BLOCK_SIZE, _SIZE + 4, dtype=torch.int8, device=norms[0].device)):
+    for cache in (_cache(made), torch.zeros(2 * 19, _BLOCK_SIZE, _SIZE + 4, dtype=torch.int8, device=norms[0].device)):
         angles = made(6, 5).float(), made(6, 5).float()
         query = kernels.rotate_and_write(cache, _spans(), made(6, 4 * _SIZE), Heads(4, 2, _SIZE // 2, *norms), angles)
         kept = cache if cache.dtype is query.dtype else dequantise_vectors(cache.flatten(0, 1), _SIZE // 2)
@@ -264,7 +272,7 @@ _TRIALS: dict[str, Trial] = {
         _cache(made), lambda cache: kernels.write(cache, _spans(), made(6, _SIZE), made(6, _SIZE))
     ),
     "rotate_and_write": _turned,
-    "attend": lambda kernels, made: kernels.attend(made(6, 4, _SIZE // 2), _cache(made), _spans(), Scoring(0.2)),
+    "attend": _attended,
     "attend_latent": lambda kernels, made: kernels.attend_latent(
         made(6, 4, 2 * _SIZE), _cache(made), _spans(), 0.2, _SIZE + 20
     ),

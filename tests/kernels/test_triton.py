@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from itertools import pairwise, product
+from typing import Any
 
 import pytest
 import torch
@@ -414,6 +415,17 @@ def test_a_kernel_that_does_not_compile_or_is_wrong_is_replaced_by_torch() -> No
     assert torch.equal(kernels.silu_mul(gate_up), REFERENCE.silu_mul(gate_up))
     spans, cache, query = Spans([Lie(1, 1, (0,))], 1), torch.ones(2, 1, 2), torch.ones(1, 1, 2)
     assert torch.equal(kernels.attend(query, cache, spans, Scoring(1.0)), cache[1:])
+
+
+def test_attention_that_leaves_its_counters_is_replaced() -> None:
+    """What is tried is long enough to be cut, so that the merge is tried, too."""
+
+    class Leaving(TritonKernels):
+        def _run(self, *args: Any, **named: Any) -> None:
+            super()._run(*args, **named)
+            args[0].counters.add_(1)
+
+    assert broken(Leaving(), torch.device("cpu"), torch.float32).keys() == {"attend"}
 
 
 def test_without_a_gpu_triton_is_not_asked() -> None:
