@@ -475,18 +475,17 @@ class _ExpertBlocks:
             sizes = [aligned(size) for size in (count, self._most, self._most * self._rows)]
             tables = torch.empty(sum(sizes), dtype=torch.int32, device=chosen.device)
             counts, self._owners, self._order = tables.split(sizes)
-            width = min(_SCANNED, max(16, power_of_2(self.pairs)))
             is_counted = self.pairs > _COUNTED_BY_ALL
             if is_counted:
-                _count[(count,)](chosen, counts, self.pairs, WIDTH=width)
+                _count[(count,)](chosen, counts, self.pairs, WIDTH=_SCANNED)
             _place[(count,)](
                 *(chosen, counts, self._order, self._owners, self.pairs, self._most),
                 EXPERTS=count,
                 ALL=power_of_2(count),
                 ROWS=self._rows,
-                WIDTH=width,
+                WIDTH=_SCANNED if is_counted else _COUNTED_BY_ALL,
                 COUNTED=is_counted,
-                PART=min(_PART, width),
+                PART=_PART,
             )
 
     @property

@@ -4,7 +4,7 @@ shapes that divide no tile."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -137,10 +137,10 @@ def test_few_rows_need_no_tables(rows: int, experts: int, monkeypatch: pytest.Mo
 
     for name in ("_count", "_place", "_by_expert", "_sum"):
         monkeypatch.setattr(triton_experts, name, Noting(name))
-    monkeypatch.setattr(triton_experts, "_COUNTED_BY_ALL", 100)
+    monkeypatch.setattr(triton_experts, "_COUNTED_BY_ALL", 64)
     case = MixtureCase.made(rows, torch.float32, rows=rows, experts=experts, taken=3, hidden=40, inner=24)
     case.check(case.sums(KERNELS, CPU))
-    tables = [[], ["_place"], ["_count", "_place"]][(rows > 16) + (rows * 3 > 100)]
+    tables = [[], ["_place"], ["_count", "_place"]][(rows > 16) + (rows * 3 > 64)]
     assert launched == [*tables, "_by_expert", "_by_expert", "_sum"]
 
 
@@ -270,3 +270,22 @@ def test_experts_that_differ_cannot_run_at_once() -> None:
     unlike = ExpertWeights(ups, weights.downs, None, 1, False)
     with pytest.raises(ValueError, match="weights alike"):
         _ = unlike.addresses
+
+
+def test_tables_of_steps_of_any_size_are_made_by_one_kernel_or_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size that no rehearsal had must not have a kernel of its own, which its step would wait for."""
+    constants = set[tuple[object, ...]]()
+
+    class Noting:
+        def __getitem__(self, grid: object) -> Callable[..., None]:
+            return self.launch
+
+        def launch(self, *_: object, **named: object) -> None:
+            constants.add((named["COUNTED"], named["WIDTH"], named["PART"]))
+
+    monkeypatch.setattr(triton_experts, "_place", Noting())
+    experts = random_mixture(3, torch.float32).weights(KERNELS, CPU)
+    for rows in (17, 20, 40, 70, 140, 300):
+        chosen = torch.zeros(rows, 2, dtype=torch.long)
+        triton_experts._ExpertBlocks(chosen, chosen.float(), experts)
+    assert constants == {(False, 512, 128), (True, 1024, 128)}
