@@ -65,7 +65,7 @@ class Pauses(WorkerPart):
         if left_s < LEAST_LAYERS * step.predicted_s / self._pace.layers:
             return 0.0, None
         if self._are_for_guests:
-            if (host := host_of(self._here.seated, waiting) if len(waiting.callers) else None) is None:
+            if (host := host_of(self._here.seated, waiting, waiting.callers) if waiting.callers else None) is None:
                 return 0.0, None
         elif not (waiting.real_time or self.chats):
             return 0.0, None

@@ -74,7 +74,7 @@ class Aligned(Scheduler):
         line, waiting = view.waiting.line, waiting_in_order(view)
 
         # The step may take R, a budget of prompt tokens, and as many requests as the engine takes.
-        step = AlignedStep(view, bounds, prompt_budget(at), self.most)
+        step = AlignedStep(view, bounds, budget_beside_guests(view), self.most)
         if not ran_visitors:
             step.add(step.seatable(visitors(view, step)))
             self._ran_visitors = not step.is_empty
@@ -221,6 +221,20 @@ def prompt_budget(at: StepContext) -> int:
     return max(at.block_size, int(at.policy.budget_pivots * at.pivot))
 
 
+def budget_beside_guests(view: StepView) -> int:
+    """Return the most prompt tokens of a step: as many as saturate the hardware, where one caller, the host, has nearly
+    all that is here, and chats of others, guests, may come.
+
+    A guest waits for the end of the running step, or for a pause, and a step that fills R leaves no time for one. Gain:
+    with what `host_of` counts, p95 of first tokens beside prompts of 1,500 tokens on a CPU 250 to 24 ms (alone 14), for
+    3 % of the flood's tokens."""
+    at, budget = view.at, prompt_budget(view.at)
+    if len(at.firsts) < 2 or at.policy.chunking is not Chunking.SLO:
+        return budget
+    host = host_of(chain(view.decodes, view.prompts), view.waiting, [caller for caller, _ in at.firsts])
+    return budget if host is None else min(budget, max(at.block_size, at.pivot))
+
+
 # --- The order
 
 
@@ -251,7 +265,7 @@ def visitors(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
     on a CPU +8 to +16 points, -0.5 to +0.4 % of the flood's tokens; else 0.
     """
     decodes, prompts, waiting, at = view.decodes, view.prompts, view.waiting, view.at
-    if (host := host_of(chain(decodes, prompts), waiting)) is None:
+    if (host := host_of(chain(decodes, prompts), waiting, waiting.callers)) is None:
         return iter(())
     found = [each for each in waiting_in_order(view) if each[1].promise.is_rt and each[1].request.caller != host]
     tokens, together = sum(prompt.num_ahead for _, prompt in found), estimate_of(decodes, at)

@@ -207,6 +207,28 @@ def test_a_guest_runs_in_a_pause_of_anothers_chats(prompts: int) -> None:
     assert "guest" in names(bench.steps[-1]), "and goes on beside the host's"
 
 
+def long_prompt_beside_decodes_of_guests() -> Bench:
+    """Return a worker in a step with 50 tokens of a host's long prompt, where four chats of guests decode."""
+    bench = Bench()
+    bench.comes(*(chat(f"a{number}", 4, max_tokens=50, caller="ann") for number in range(4)))
+    bench.ends(bench.steps[0])
+    bench.comes(chat("b0", 5, max_tokens=1, caller="bob"))  # the host's chats are known
+    bench.ends(bench.steps[1])
+    bench.comes(chat("b1", 400, max_tokens=1, caller="bob"))
+    bench.ends(bench.steps[2])
+    return bench
+
+
+def test_a_caller_with_one_long_prompt_is_a_host_beside_many_decodes_of_guests() -> None:
+    """Where each token of guests waits for a step of the host's prompt, guests soon have most of the requests."""
+    bench = long_prompt_beside_decodes_of_guests()
+    step = bench.steps[-1]
+    assert [chunk.request for chunk in step.chunks] == ["b1"]
+    assert len(step.chunks[0].tokens) <= bench.core.pace.pivot
+    bench.comes(chat("guest", 4, caller="ann"))
+    assert [names(amid) for amid in bench.amid] == [["guest"]]
+
+
 def test_where_nobody_has_nearly_all_nobody_is_a_guest() -> None:
     bench = Bench()
     bench.comes(*(chat(f"{caller}{number}", 4, max_tokens=50, caller=caller) for number in "12" for caller in "abc"))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from alignedserve.worker.step.ranks import DecodeOrder  # which knows a step's context
 
 USUAL = 0.75  # of the bound: the predicted time of a step
-HOST = 0.75  # of the requests with a seat, and of the host's that wait, are of one caller
+HOST = 0.75  # of the work with a seat, and of the host's that waits, is of one caller
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
@@ -122,16 +122,21 @@ class PlannedStep:
         return not (self.decodes or self.chunks or self.admitted)
 
 
-def host_of(seated: Iterable[WorkerRequest], waiting: WaitingPrompts) -> str | None:
-    """Return the caller, the host, whose requests, seated or waiting, are three quarters of these and of the others
-    that are seated; None where there is none, or where no request of another caller, a guest, waits.
+def host_of(seated: Iterable[WorkerRequest], waiting: WaitingPrompts, guests: Iterable[str]) -> str | None:
+    """Return the caller, the host, whose work, seated or waiting, is three quarters of this work and of all that others
+    have seated; None where there is none, or where `guests` are no other callers.
 
-    For example, a caller with 10 of 20 seats is no host, and is one with 30 more that wait: 40 of 50."""
-    with_seat = Counter([running.request.caller for running in seated])
-    host, num = max((with_seat + waiting.callers).items(), key=lambda counted: counted[1], default=("", 0))
-    if not with_seat[host] or num < HOST * (with_seat.total() + waiting.callers[host]):
-        return None
-    return host if waiting.callers.keys() - {host} else None
+    Work is all tokens that prompts of chats still have, and one token of any other request with a seat. For example, a
+    caller with 10 of 20 decodes is no host, and is one with a waiting prompt of 30 tokens, 40 of 50. Guests that
+    wait for a step of a long prompt at each token soon have most requests: the prompt makes its caller the host."""
+    with_seat = Counter[str]()
+    for running in seated:
+        with_seat[running.request.caller] += max(1, running.num_ahead) if running.promise.is_rt else 1
+    num_seated, work = with_seat.total(), with_seat + waiting.callers
+    for host, tokens in work.most_common():
+        if with_seat[host] and tokens >= HOST * (num_seated + waiting.callers[host]):
+            return host if any(guest != host for guest in guests) else None
+    return None
 
 
 def estimate_of(decodes: Iterable[WorkerRequest], at: StepContext) -> StepEstimate:

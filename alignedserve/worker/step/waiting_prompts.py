@@ -163,7 +163,7 @@ class WaitingPrompts:
         self._in_place = True  # whether that order holds: a prompt that changes its class comes to the end at first
         self._again: dict[WorkerRequest, None] = {}  # had a seat before, and go before others of the same class
         self.fetched: dict[WorkerRequest, None] = {}  # requests with pages in the pool, which are copied with the seat
-        self.callers: Counter[str] = Counter()  # of real-time prompts, also of yielding ones (caller_shares.py)
+        self.callers: Counter[str] = Counter()  # tokens of real-time prompts, also of yielding ones (caller_shares.py)
         self.documents: dict[str, dict[WorkerRequest, None]] = {}  # the best-effort prompts, by caller
         self._behind: frozenset[str] = frozenset()  # callers with documents that come behind other callers' documents
         self.num_tokens = self.num_rt_tokens = 0  # to compute, of all prompts and of real-time prompts
@@ -221,14 +221,14 @@ class WaitingPrompts:
         self._alone(running)[running] = None
         self._count(running, running.num_ahead)
         self._note_fetch(running)
-        if running.request.service is ServiceClass.RT:
-            self.callers[running.request.caller] += 1
-        elif isinstance(running.promise, StepPromise):
+        if running.request.service is ServiceClass.BE and isinstance(running.promise, StepPromise):
             self.documents.setdefault(running.request.caller, {})[running] = None
         self._unfiled[running] = None
 
     def _count(self, running: WorkerRequest, tokens: int) -> None:
         self.num_tokens += tokens
+        if running.request.service is ServiceClass.RT:
+            self.callers[running.request.caller] += tokens
         if running.promise.is_rt:
             self.num_rt_tokens += tokens
 
@@ -263,7 +263,6 @@ class WaitingPrompts:
         self.fetched.pop(running, None)
         caller = running.request.caller
         if running.request.service is ServiceClass.RT:
-            self.callers[caller] -= 1
             if not self.callers[caller]:
                 del self.callers[caller]
         elif isinstance(running.promise, StepPromise):
