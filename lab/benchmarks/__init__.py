@@ -10,6 +10,7 @@ Kernels and the engine
     served.py           what a served step costs beside the engine's own time
 Single cores and processes
     cost.py             how well the cost model predicts steps
+    floods.py           another key's chats beside floods, simulated
     gateway.py          the time that the gateway adds to a request and to a token
     hostile.py          what hostile bodies, floods and lost launchers cost a deployment, and others' chats
 Deployments, real or simulated

@@ -1,0 +1,106 @@
+"""Measure another key's first tokens beside the floods of hostile.py, simulated: no client, gateway or worker takes a
+core of another.
+
+    python -m lab.benchmarks.floods [--only chats,sessions] [--devices zen5] [--seeds 0,1]
+
+Chats of one key, four a second, run alone and beside each flood of another key, on one worker: a CPU with the steps of
+a Zen 5, which can pause between 12 layers, and an RTX 4090 with Llama-3.1-8B. Floods are those that a worker sees:
+`logprobs` are chats of 16 clients, `choices` of 128. A row is the 95th percentile of the time to the first token
+against the same chats alone; chats that were not served; and the work conserved, in which a token counts as the
+worker's time that it takes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from alignedserve.lab.benchmarks.common.machines import MACHINES, save_profile
+from alignedserve.lab.benchmarks.common.report import command, report, several, status
+from alignedserve.lab.benchmarks.common.simulating import of_each, recorded, save_load
+from alignedserve.lab.benchmarks.hostile import CLIENTS, CONSERVED, MOST_TIMES
+from alignedserve.lab.benchmarks.promises import GPU
+from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.trials.building import settings_of
+from alignedserve.loads.figures.request_figures import finished, ttft_s
+from alignedserve.loads.records.distribution import percentile
+from alignedserve.loads.records.records import RequestRecord
+from alignedserve.simulator.run import Simulation
+
+CPU, LAYERS = "zen5", 12
+WARM_S, SECONDS = 3.0, 20.0
+GUESTS = {"name": "chats", "caller": "ann", "prompt": 11, "output": 8, "rate": 4, "cv": 0.3, "num_requests": 100_000}
+FLOOD = {"name": "flood", "caller": "bob", "arrivals": "closed", "replace": True, "num_requests": 1_000_000}
+FLOODS: Mapping[str, Mapping[str, Any]] = {
+    "one_stream": {"prompt": 11, "output": 200, "in_flight": 1},
+    "logprobs": {"prompt": 11, "output": 200, "in_flight": 16},
+    "chats": {"prompt": 11, "output": 200, "in_flight": CLIENTS},
+    "choices": {"prompt": 11, "output": 200, "in_flight": 128},
+    "aborts": {"prompt": 11, "output": 200, "in_flight": CLIENTS, "leaving_share": 1, "patience_s": 0.1},
+    "documents": {"service": "be", "prompt": 600, "output": 100, "in_flight": CLIENTS},
+    "long_prompts": {"prompt": 1500, "output": 2, "in_flight": CLIENTS},
+    "sessions": {"prompt": 16, "output": 60, "turns": 6, "think_s": 0.001, "in_flight": CLIENTS},
+}
+
+
+@dataclass(frozen=True)
+class FloodRun:
+    guests: tuple[RequestRecord, ...]
+    tokens_s: float  # of the flood
+    guests_s: float  # from arrival to last token, of all guests in a second
+
+
+def run(trial: SimulationTrial) -> FloodRun:
+    settings = settings_of(trial)
+    record = recorded(Simulation(replace(settings, layers=LAYERS if Path(trial.profile or "").exists() else 0)))
+    since, until = record.began_at + WARM_S, record.began_at + SECONDS
+    guests = [each for each in record.requests if each.id.startswith("chats") and each.arrival_at >= since]
+    tokens = sum(since <= at < until for each in record.requests if each.id.startswith("flood") for at in each.token_at)
+    guests_s = sum(each.token_at[-1] - each.arrival_at for each in finished(guests))
+    return FloodRun(tuple(guests), tokens / (until - since), guests_s / (until - since))
+
+
+def main() -> int:
+    parser = command(__doc__)
+    parser.add_argument("--only", type=several(str, FLOODS), default=list(FLOODS), help="default: all")
+    parser.add_argument("--devices", type=several(str, (CPU, GPU)), default=[CPU, GPU], help="default: both")
+    parser.add_argument("--seeds", type=several(int), default=[0, 1], help="default: 0,1")
+    args = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        profile = Path(folder, "cpu.json")
+        machine = MACHINES[CPU]
+        save_profile(profile, replace(machine, limits=replace(machine.limits, max_batch=CLIENTS)))
+
+        for device in args.devices:
+            base = SimulationTrial("aligned", profile=str(profile) if device == CPU else device)
+
+            def runs(name: str, *streams: Mapping[str, Any]) -> list[SimulationTrial]:
+                load = save_load(Path(folder, f"{name}.yaml"), SECONDS, *map(dict, streams))
+                return [replace(base, workload=load, seed=seed) for seed in args.seeds]  # noqa: B023
+
+            guests = of_each(run, runs("guests", GUESTS))
+            for name in args.only:
+                flood = {**FLOOD, **FLOODS[name]}
+                ran = of_each(run, runs(name, flood) + runs(f"{name}-both", GUESTS, flood))
+                tell(f"{device}, beside {name}", guests, ran[: len(guests)], ran[len(guests) :])
+    return status()
+
+
+def tell(label: str, guests: list[FloodRun], floods: list[FloodRun], both: list[FloodRun]) -> None:
+    alone_ms, beside_ms = (
+        1e3 * percentile([ttft_s(each) for one in runs for each in finished(one.guests)], 95) for runs in (guests, both)
+    )
+    report(f"{label}, first token, p95", beside_ms, "ms", baseline=alone_ms, goal=MOST_TIMES * alone_ms)
+    lost = sum(len(one.guests) - len(finished(one.guests)) for one in both)
+    report(f"{label}, chats not served", lost, "", goal=0)
+    tokens_s, alone_s = (sum(one.tokens_s for one in runs) / len(runs) for runs in (both, floods))
+    report(f"{label}, of the flood", tokens_s, "tokens/s", baseline=alone_s)
+    share = tokens_s / alone_s + sum(one.guests_s for one in guests) / len(guests)
+    report(f"{label}, work conserved", share, "", goal=CONSERVED, at_least=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
