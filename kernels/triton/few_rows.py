@@ -127,7 +127,7 @@ class TritonFewRows:
         out: Tensor | None = None,
     ) -> Tensor:
         rows, inputs = x.shape
-        if not 0 < rows <= MOST_ROWS or x.stride() != (inputs, 1) or x.dtype is not weight.dtype:
+        if not 0 < rows <= MOST_ROWS or not x.is_contiguous() or x.dtype is not weight.dtype:
             raise ValueError(f"{tuple(x.shape)} {x.dtype} with steps {x.stride()} are not a few rows side by side")
         gate = _NO_GATE if inner is None else {Inner.SILU: 1, Inner.GELU: 2}[inner]
         outputs = weight.shape[0] // 2 if gate else weight.shape[0]

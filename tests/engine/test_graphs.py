@@ -202,6 +202,46 @@ def test_any_mix_leaves_what_the_step_leaves_that_is_not_captured(
     assert len(replays.sizes) - num_replayed == (rows <= 32 and wanted <= 8)
 
 
+@given(seed=st.integers(0, 1 << 30))
+@settings(max_examples=examples(20))
+def test_steps_that_are_read_later_say_what_steps_say_that_are_read_at_once(
+    twins: tuple[Engine, Engine, Replays], seed: int
+) -> None:
+    """All steps are begun before the first is read: prompts go on behind their chunks, and then decode, while others
+    end. Decodes have as inputs tokens that nobody has read."""
+    plain, graphs, replays = twins
+    driver = Driver(plain, seed)
+    spoil(graphs)
+    chance, expected = driver.random, dict[str, list[int]]()
+    lives = [
+        driver.start_either_way(f"r{n}", prompt_of(seed + n, chance.randint(1, 20)), chance.randint(1, 6))
+        for n in range(chance.randint(1, 5))
+    ]
+    left = {live.name: len(live.blocks) * 4 - len(live.prompt) for live in lives}  # tokens that have a place
+    plans, graphs.reads_later = list[StepPlan](), True
+    while going := [live for live in lives if left[live.name]]:
+        chunks, decodes = list[Chunk](), list[Decode]()
+        for live in going:
+            if live.in_prompt:
+                chunks.append(live.chunk(chance.choice((1, 4, 9))))
+            else:
+                decodes.append(live.decode_ahead(None, 0))
+            if not live.in_prompt:  # the step samples a token, whose number is all that is known of it
+                live.output.append(0)
+                left[live.name] -= 1
+        plans.append(StepPlan(len(plans) + 1, tuple(chunks), tuple(decodes)))
+    for plan in plans:
+        for request, token in plain.step(plan).tokens:
+            expected.setdefault(request, []).append(token)
+    num_replayed, found = len(replays.sizes), dict[str, list[int]]()
+    for step in [graphs.begin(plan) for plan in plans]:
+        for request, token in step.result().tokens:
+            found.setdefault(request, []).append(token)
+    graphs.reads_later = False
+    assert found == expected
+    assert len(replays.sizes) - num_replayed == sum(plan.num_tokens <= 32 for plan in plans)
+
+
 def test_more_chunks_than_there_is_room_for_run_as_they_are() -> None:
     graphs = graphs_of(lambda step: step, most=80, most_tokens=80)
     graphs.capture_all(lambda: PLENTY, 0)
