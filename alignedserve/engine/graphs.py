@@ -53,7 +53,7 @@ SHARING = "captured steps of many blocks"
 
 Step: TypeAlias = Callable[[], Tensor]  # from its buffers to logits, [rows, vocabulary]
 Capture: TypeAlias = Callable[[Step], Step]  # captures a step and returns the function that replays it
-# From tokens, their spans and the rows whose logits are wanted (None: all) to these logits.
+# Takes tokens, their spans, and the rows that are wanted (None: all); returns the logits of these rows.
 Forward: TypeAlias = Callable[[Tensor, StaticSpans, Tensor | None], Tensor]
 
 

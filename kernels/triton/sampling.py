@@ -185,7 +185,8 @@ def _of_best(
     is_listed = kept < 0
     for step in range(3):  # where top-k ends, where top-p ends, and the drawn token
         if (step == 2) | ((step == 1) & (top_p < 1.0)) | ((step == 0) & (top_k > 0) & (top_k < kept)):
-            # The least key up to which there are `most` tokens, or weights that come to `reach` or go `beyond`.
+            # The smallest key that is enough: up to it there are `most` tokens, or weights that sum to `reach`, or to
+            # more than `beyond`.
             most = tl.where(step == 0, top_k, kept)
             reach = tl.where(step == 1, top_p * whole, float("inf"))
             target = tl.minimum(tl.load(wish + 4 * of_wish) * whole, whole * _BELOW_ONE)
@@ -241,7 +242,7 @@ def _of_best(
                 total += tl.where(near, weight, 0.0).to(tl.float64)
             fewer += tl.sum(count, 0)
             before += tl.sum(total, 0)
-            # Of the tokens with this key: how many of them are kept, or the place of the drawn one.
+            # Several tokens may have this key: this is how many of them are kept, or which of them is drawn.
             number = tl.minimum(tl.sum(same, 0), most - fewer)
             each = _weight(key, temperature).to(tl.float64)
             wanted = (tl.where(step == 2, beyond, reach) - before) / each

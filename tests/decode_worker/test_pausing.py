@@ -220,7 +220,7 @@ def long_prompt_beside_decodes_of_guests() -> Bench:
 
 
 def test_a_caller_with_one_long_prompt_is_a_host_beside_many_decodes_of_guests() -> None:
-    """Where each token of guests waits for a step of the host's prompt, guests soon have most of the requests."""
+    """Guests whose every token waits for a step of the host's long prompt pile up: soon most requests are theirs."""
     bench = long_prompt_beside_decodes_of_guests()
     step = bench.steps[-1]
     assert [chunk.request for chunk in step.chunks] == ["b1"]

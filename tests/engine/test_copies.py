@@ -154,7 +154,8 @@ def outside(cache: torch.Tensor, blocks: list[int], case: Case) -> torch.Tensor:
 
 
 class Device:
-    """A device with two streams: what is ordered runs only when somebody waits, in one stream as far as it can."""
+    """A device with two streams. Ordered work runs only when somebody waits for it: then one stream goes as far
+    as it can."""
 
     def __init__(self, first: int) -> None:
         self.first = first

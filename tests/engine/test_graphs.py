@@ -150,7 +150,7 @@ def test_steps_with_prompts_say_what_transformers_says(
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Engine, Replays]:
-    """Return two engines, of which the second replays steps of up to 8 requests and 32 tokens."""
+    """Return two engines; the second one replays captured steps, of up to 8 requests and 32 tokens."""
     folder, replays = MODELS["gqa-untied"](tmp_path_factory.mktemp("twins")), Replays()
     made = [
         Engine(folder, num_blocks=60, block_size=4, dtype="float32", kernels=Reference(), has_graphs=True)

@@ -119,8 +119,8 @@ def step_of(
     chunk: int,
     own_products: bool,
 ) -> Counting:
-    """Return what a captured step launches: of greedy decodes, which go on from tokens that nobody has read, and a
-    chunk of so many tokens in the middle of a prompt."""
+    """Return what a captured step launches. Its decodes are greedy, and go on from tokens that nobody has read; beside
+    them runs the middle of a prompt, `chunk` tokens."""
     engine = Engine(
         made(folder, num_hidden_layers=layers),
         num_blocks=60,

@@ -122,7 +122,7 @@ class Captured(Both):
         self.replays = [Replays() for _ in self.engines]
 
     def capture(self, *free: int, least: int = 0, most: int = 4, most_tokens: int = 0) -> list[list[int]]:
-        """Capture on ranks with so much free memory, and return the sizes that each has captured."""
+        """Capture on both ranks, each with its `free` bytes of memory; return the sizes that each has captured."""
 
         def captured(engine: Engine, replays: Replays, free: int) -> list[int]:
             engine.capture(most, replays, lambda: free, least, most_tokens=most_tokens)
@@ -403,7 +403,7 @@ class Works:
 
 
 def test_on_gpus_nobody_waits_in_the_middle_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a time limit, NCCL makes the CPU wait for the GPU. Its work is queued in the step's own stream."""
+    """Queue NCCL's work in the stream of the step. Without a time limit: with one the CPU waits for the GPU."""
     works = Works()
     monkeypatch.setattr(ranks, "_nccl", lambda *_: (works, None))
     team = Team(0, 2, TeamLinks(*(links_of(2)[0] for _ in range(3))), torch.device("cuda", 0))

@@ -89,7 +89,7 @@ def _each(q: Any, like: Any, out: Any, FLOATS: tl.constexpr, ON_CHIP: tl.constex
 
 @pytest.mark.parametrize("on_chip", [False, True])
 def test_each_byte_is_the_float_that_torch_says(on_chip: bool) -> None:
-    """By instructions of the device, and by bits where it has none."""
+    """Floats of 8 bits are widened by an instruction of the device, and by their bits where it has none."""
     q, out = torch.arange(256, dtype=torch.uint8), torch.empty(256)
     expected = q.view(FP8).float()
     _each[(1,)](q, out, out, FLOATS=True, ON_CHIP=on_chip)
