@@ -2,6 +2,7 @@
 
     python -m lab.benchmarks.served [--parts steps] [--model FOLDER] [-- SERVE FLAGS]    # a minute on two quiet cores
     python -m lab.benchmarks.served --parts nothing,siblings,memory
+    python -m lab.benchmarks.served --parts memory --machine zen4    # simulated, with that machine's steps
 
 steps: documents are always in flight on a colocated deployment of a random 160 M Llama (512-1,024 tokens in, 32-128
 out). Time and again the worker runs the steps of the last seconds once more, on the same engine in the same thread,
@@ -27,6 +28,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -38,11 +40,14 @@ from unittest.mock import patch
 from urllib.request import Request, urlopen
 
 from alignedserve.bench.wording import IdWording
+from alignedserve.lab.benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
 from alignedserve.lab.benchmarks.common.models import VOCAB, llama160m
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
 from alignedserve.lab.benchmarks.common.serving import NAME, ask, parts_under, played, serve
-from alignedserve.lab.benchmarks.common.simulating import save_load
+from alignedserve.lab.benchmarks.common.simulating import record_of, save_load
 from alignedserve.lab.benchmarks.isolation import CHAT, DEFAULT, DOCUMENT, IN_FLIGHT, ChatRuns
+from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.loads.records.records import RunRecord
 
 PROGRAM = "alignedserve.lab.benchmarks.served"
 OTHERS = "other processes"
@@ -62,8 +67,9 @@ LONG = {"prompt": "64-128", "output": "400-600", "max_tokens": 600, "in_flight":
 LONG_S = 30.0
 MEMORY_SHARE = 1.2  # of the tokens/s without kept KV
 SHORT = ("--kv-memory-mb", "282")  # of 8,000 tokens: in the mean of its half minute the load needs about 16,000
+SHORT_BLOCKS = 500  # the same, of 16 tokens
 REFUSES_NONE = ("--set", "schedule.refuse_ttfts=0")
-DROPS_KV = ("--set", "schedule.reuse=false", "--set", "schedule.evict=false")
+DROPS_KV = ("schedule.reuse=false", "schedule.evict=false")
 
 
 def processor_s() -> dict[int, float]:
@@ -267,15 +273,26 @@ def siblings(args: argparse.Namespace, model: Path, folder: Path) -> None:
     report(f"n = {SIBLINGS}: first tokens, of those of n = 1", ratio, "1", goal=SIBLINGS_SHARE)
 
 
+def simulated(machine: str, profile: Path, load: str, options: tuple[str, ...]) -> list[RunRecord]:
+    short = MACHINES[machine]
+    save_profile(profile, replace(short, limits=replace(short.limits, num_blocks=SHORT_BLOCKS, max_batch=64)))
+    trial = SimulationTrial("aligned", load, profile=str(profile), options=options, gateway_ms=GATEWAY_MS)
+    return [record_of(replace(trial, seed=seed)) for seed in (0, 1)]
+
+
 def memory(args: argparse.Namespace, model: Path, folder: Path) -> None:
     chats = {**CHAT, "rate": 2.0, "ttft_s": DEFAULT.ttft_s, "tbt_s": DEFAULT.tbt_s}
     load = save_load(folder / "long.yaml", LONG_S, chats, {**DOCUMENT, **IN_FLIGHT, **LONG})
-    runs = list[ChatRuns]()
-    for drops in (DROPS_KV, ()):
-        with serve(model, "--jobs-directory", str(folder / "jobs"), *args.flags, *SHORT, *drops) as deployment:
+
+    def run(drops: tuple[str, ...]) -> ChatRuns:
+        if args.machine:
+            return ChatRuns(simulated(args.machine, folder / "steps.json", load, drops), LONG_S)
+        flags = [flag for setting in drops for flag in ("--set", setting)]
+        with serve(model, "--jobs-directory", str(folder / "jobs"), *args.flags, *SHORT, *flags) as deployment:
             asyncio.run(ask(deployment.url, [3] * 20, 4))
-            runs.append(ChatRuns([played(deployment.url, load, IdWording(Random()))], LONG_S))
-    dropping, ours = runs
+            return ChatRuns([played(deployment.url, load, IdWording(Random()))], LONG_S)
+
+    dropping, ours = run(DROPS_KV), run(())
     for name, of, goal in (
         ("documents while chats come", lambda run: run.meanwhile_tokens_s, MEMORY_SHARE),
         ("documents", lambda run: run.tokens_s, None),
@@ -296,10 +313,13 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=5, help="steps")
     parser.add_argument("--window", type=float, default=4.0, help="seconds of served steps that are run again")
     parser.add_argument("--model", type=Path, help="a model folder with a tokenizer, in place of random weights")
+    parser.add_argument("--machine", choices=MACHINES, help="memory: simulate on this machine, two seeds")
     parser.add_argument("flags", nargs="*", help="more flags for `alignedserve serve`, after --")
     args = parser.parse_args()
+    if args.machine and args.parts != ["memory"]:
+        parser.error("--machine simulates the part memory: add --parts memory")
     with TemporaryDirectory() as folder:
-        model = args.model or llama160m(Path(folder) / "model")
+        model = args.model or (Path() if args.machine else llama160m(Path(folder) / "model"))
         for part in args.parts:
             PARTS[part](args, model, Path(folder))
     sys.exit(status())

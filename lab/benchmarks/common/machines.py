@@ -1,8 +1,8 @@
 """Workers whose steps were measured, as profiles from which the simulator takes what a step lasts.
 
-All are of about a 160 M Llama on two quiet cores. `usual` has the steps of docs/how/kernels.md; `zen4` and `zen5` are
-what such workers measured of themselves (docs/how/packing.md). The links are the median of what five workers of a Zen 4
-measured.
+All are of about a 160 M Llama on two quiet cores. `usual` has the steps of docs/how/kernels.md; `zen4`, `zen5` and
+`amx` (Emerald Rapids, at rest) are what such workers measured of themselves (docs/how/packing.md). The links are the
+median of what five workers of a Zen 4 measured.
 """
 
 from __future__ import annotations
@@ -52,6 +52,13 @@ MACHINES: Mapping[str, Machine] = MappingProxyType(
             WorkerLimits(num_blocks=3600, block_size=16, page_size=64, max_step_tokens=512, max_batch=16),
             Uncertainty(0.04, 0.12),
             has_goals=True,
+        ),
+        "amx": Machine(
+            Coefficients(
+                fixed=0.0095, token=(1.6e-4,), work=1.5e-8, chunk=3e-4, cached=1e-6, decode=1.2e-4, prefix=1.3e-6
+            ),
+            _LIMITS,
+            Uncertainty(0.05, 0.15),
         ),
     }
 )

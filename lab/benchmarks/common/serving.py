@@ -56,6 +56,7 @@ def serve(model: Path | str, *flags: str, program: str = "alignedserve") -> Iter
     command += ["--served-model-name", NAME, "--log-level", "warning", *flags]
     environment = {"ALIGNEDSERVE_ENGINE_DEVICE": "cpu", **os.environ}
     began = perf_counter()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # a benchmark that is ended stops it, too
     # The deployment has a session of its own, which Ctrl-C does not reach: the benchmark asks the launcher once to
     # stop, and waits until it has.
     with subprocess.Popen(
