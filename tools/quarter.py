@@ -93,6 +93,7 @@ STEPS = (
     Step("a", "copies", gpu("gpu", "copies"), 80, "Copies, and steps beside them"),
     Step("a", "ceilings", gpu("gpu_ceilings", "ceilings"), 40, "What the GPU can do"),
     Step("a", "attention", gpu("gpu_ceilings", "attention"), 40, "Attention beside other libraries"),
+    Step("a", "pdl", gpu("gpu", "pdl"), 60, "Kernels that begin while others end: the same, and faster?"),
     Step("a", "kernels", gpu("gpu", "kernels"), 40, "What a step's time goes to"),
     Step("a", "draws", gpu("gpu_ceilings", "draws"), 40, "Tokens drawn from logits, and masks"),
     Step("b", "server", gpu("gpu_server", "streams,beside,offline,shared,kill"), 180, "The whole server", SERVED),

@@ -29,9 +29,11 @@ from alignedserve.kernels.triton.launch import (
     from_bits_of_bf16,
     interpreting,
     nearest,
+    pdl,
     power_of_2,
     processors,
     tuned,
+    wait_for_kernels_before,
     weighed_norm,
 )
 from alignedserve.kernels.triton.pieces import OF_2, Partials, piece_at, slots_of, weighed, write_piece
@@ -107,7 +109,9 @@ def _attend(
     SLOPED: tl.constexpr,
     WITH_SINKS: tl.constexpr,
     TOKENS: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
+    wait_for_kernels_before(PDL)
     first_row, queries, first_position, table, begin, end, part = piece_at(pieces)
     head_of_k = tl.program_id(1)
     row = tl.arange(0, ROWS)
@@ -226,8 +230,10 @@ def _rotate_and_write(
     IN_INT8: tl.constexpr,
     MOST: tl.constexpr,
     TINY: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """Rotate a head of K of a row and the queries that share it, and write its K and V."""
+    wait_for_kernels_before(PDL)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     heads = tl.num_programs(1)
@@ -303,6 +309,7 @@ class TritonAttention:
                 MOST=MOST_LEVEL,
                 TINY=_TINY,
                 num_warps=1 if power_of_2(group) * width <= _MOST_OF_WARP else 4,
+                **pdl(cache.device),
             )
         return query
 
@@ -382,6 +389,7 @@ class TritonAttention:
             HEAD_DIM=head_dim,
             WIDTH=width,
             ROWS=rows,
+            **pdl(cache.device),
         )
 
 

@@ -2,7 +2,7 @@
 weight takes to be read, and a kernel between two of them reads nothing.
 
 A program computes some outputs of all rows. One row is multiplied as it is, number by number; more rows are multiplied
-on tensor cores, padded to 16.
+on tensor cores, padded to 16. While the kernel before it ends, the first weights are brought to the cache.
 """
 
 from __future__ import annotations
@@ -13,13 +13,22 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from alignedserve.kernels.common.decoder import Inner, Norm
-from alignedserve.kernels.triton.launch import interpreting, power_of_2, tuned, weighed_norm
+from alignedserve.kernels.triton.launch import (
+    interpreting,
+    pdl,
+    power_of_2,
+    tuned,
+    wait_for_kernels_before,
+    weighed_norm,
+)
 from alignedserve.kernels.triton.tokens import gated
 
 MOST_ROWS = 8
 _PADDED = 16  # the least size of a matrix product
 _NORM_WIDTH = {1: 4096, _PADDED: 512}  # numbers of a row that are squared at once
 _NO_GATE = 0
+AHEAD = tl.constexpr(2)  # tiles of weights that a program asks for before it waits, 16 KB
+LINE = tl.constexpr(64)  # numbers of two bytes in a line of the cache
 
 
 @tuned(
@@ -48,6 +57,7 @@ def _few_rows(
     NORM_WIDTH: tl.constexpr,
     OUTS: tl.constexpr,
     DEPTH: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     TALLER: tl.constexpr = 1 if ROWS == 1 else 4  # the least tile has 16 outputs then
     TILE: tl.constexpr = OUTS * TALLER
@@ -56,6 +66,12 @@ def _few_rows(
     has_output = output < outputs
     row = tl.arange(0, ROWS)
     has_row = row < rows
+    if PDL:
+        within = tl.minimum(output, outputs - 1)
+        _prefetch(weight, within, inputs, AHEAD * WIDTH)
+        if GATE:
+            _prefetch(weight, outputs + within, inputs, AHEAD * WIDTH)
+    wait_for_kernels_before(PDL)
     dtype = x.dtype.element_ty
     of_row = x + row[:, None] * inputs
     if NORMED:
@@ -93,6 +109,16 @@ def _few_rows(
     if ADDS:
         made += tl.load(to, mask=mask, other=0.0).to(tl.float32)
     tl.store(to, made.to(dtype), mask=mask)
+
+
+@triton.jit
+def _prefetch(weight, output, inputs, NUMBERS: tl.constexpr):
+    """Have the first weights of these outputs brought to the cache that all programs share, where no kernel's writing
+    is overlooked; nobody waits for them."""
+    at = tl.minimum(tl.arange(0, NUMBERS // LINE) * LINE, inputs - 1)
+    places = (weight + output.to(tl.int64)[:, None] * inputs + at[None, :]).to(tl.int64)
+    ask: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(ask, "=r,l", [places], tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -146,5 +172,6 @@ class TritonFewRows:
             WIDE=interpreting() and x.dtype is torch.bfloat16,
             ROWS=padded,
             NORM_WIDTH=min(_NORM_WIDTH[padded], power_of_2(inputs)),
+            **pdl(x.device),
         )
         return made

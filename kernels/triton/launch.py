@@ -18,6 +18,7 @@ from triton.runtime.errors import OutOfResources
 
 log = logging.getLogger("alignedserve.kernels")
 
+_GRAPHS_HAVE_PDL = 12030  # the CUDA of a driver
 _NEVER = [float("inf")] * 3  # the time of a configuration that cannot be used, as Triton writes it
 
 
@@ -176,6 +177,36 @@ def aligned(count: int) -> int:
     """Return after how many numbers of four bytes, at least `count`, a multiple of 16 bytes is reached: tables that lie
     one behind another begin there, since Triton compiles another kernel for other addresses."""
     return -(-count // 4) * 4
+
+
+@cache
+def has_pdl(device: torch.device) -> bool:
+    """Return whether programmatic dependent launches work, in graphs too: from compute capability 9.0, Triton 3.4 and
+    a driver of CUDA 12.3 on."""
+    return (
+        device.type == "cuda"
+        and torch.version.cuda is not None
+        and hasattr(tl.extra.cuda, "gdc_wait")
+        and torch.cuda.get_device_capability(device) >= (9, 0)
+        and getattr(torch._C, "_cuda_getDriverVersion", int)() >= _GRAPHS_HAVE_PDL
+    )
+
+
+def pdl(device: torch.device) -> dict[str, bool]:
+    """Return how to launch a kernel that begins by `wait_for_kernels_before`: while the one before it still ends."""
+    return {"PDL": True, "launch_pdl": True} if has_pdl(device) else {}
+
+
+@triton.jit
+def wait_for_kernels_before(PDL: tl.constexpr):
+    """Let the next kernel begin, and wait until all kernels before this one are done, and can be seen.
+
+    Each program does so before it reads or writes anything: a kernel is done when all its programs are, and the next
+    kernel, which waits for this one alone, relies on this one's wait for those before.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit

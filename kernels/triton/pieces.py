@@ -78,8 +78,8 @@ def write_piece(
     No part is read before it is there: the barrier orders the stores of all threads before the addition of one of them,
     whose release at the GPU's scope orders them before what any program does that sees the addition. The program that
     sees all additions has acquired them, directly or through the programs between, and all its threads read behind the
-    barrier that hands them the count. It leaves the counter at zero: the kernel after this one begins when this one has
-    ended, so the same memory serves all layers, and graphs that are replayed.
+    barrier that hands them the count. It leaves the counter at zero: the kernel after this one reads nothing before
+    this one has ended, so the same memory serves all layers, and graphs that are replayed.
     """
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, WIDTH)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from alignedserve.kernels.triton.launch import power_of_2
+from alignedserve.kernels.triton.launch import pdl, power_of_2, wait_for_kernels_before
 
 
 @triton.jit
@@ -26,7 +26,9 @@ def _norm(
     WEIGHS: tl.constexpr,
     SHIFTS: tl.constexpr,
     WIDE: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
+    wait_for_kernels_before(PDL)
     number = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, WIDTH)
     there = at < SIZE
@@ -77,7 +79,16 @@ def _rotate(
 
 
 @triton.jit
-def _gated(gate_up, stride, out, INNER: tl.constexpr, WIDTH: tl.constexpr, GELU: tl.constexpr):
+def _gated(
+    gate_up,
+    stride,
+    out,
+    INNER: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GELU: tl.constexpr,
+    PDL: tl.constexpr = False,
+):
+    wait_for_kernels_before(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     there = at < INNER
@@ -131,7 +142,7 @@ def _multiplied(gate_up: Tensor, *, is_gelu: bool) -> Tensor:
     width = min(_GATED_WIDTH, power_of_2(inner))
     if rows:
         grid = (rows, triton.cdiv(inner, width))
-        _gated[grid](gate_up, gate_up.stride(0), out, INNER=inner, WIDTH=width, GELU=is_gelu)
+        _gated[grid](gate_up, gate_up.stride(0), out, INNER=inner, WIDTH=width, GELU=is_gelu, **pdl(out.device))
     return out
 
 
@@ -155,6 +166,7 @@ def _normed(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *
             WEIGHS=weight is not None,
             SHIFTS=bias is not None,
             WIDE=weight is not None and weight.dtype is torch.float32,
+            **pdl(x.device),
         )
     return out
 

@@ -9,6 +9,9 @@ ways: kernel by kernel, with captured steps, and with captured steps that each b
 before is read; beside the time of a step are that of its host and that for which the GPU computes. `kernels` says what
 a step's time goes to.
 
+`pdl` replays steps with and without programmatic dependent launches, and compares what they write: a kernel that does
+not wait for those before it reads what the step of other tokens has left in the same memory.
+
 `quantised` measures each kind of quantised weights against bf16. `fp8` is what a folder of 8-bit floats with a scale
 for each output takes: its head stays bf16.
 
@@ -35,11 +38,12 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from threading import Thread
+from unittest.mock import patch
 
 import torch
 
 from alignedserve.architectures.quantization import Quantization
-from alignedserve.core import Chunk, Decode, KvForm, Sampling, StepPlan
+from alignedserve.core import Chunk, Decode, KvForm, Sampling, StepPlan, StepResult
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.device.devices import beside_steps, free_memory
 from alignedserve.engine.device.pinning import cudart_for, pin
@@ -72,7 +76,7 @@ from alignedserve.lab.benchmarks.common.gpu_shapes import (
 from alignedserve.lab.benchmarks.common.report import report
 from alignedserve.lab.devices.devices import Model
 
-PARTS = ("warm", "decode", "kernels", "prompts", "copies", "quantised")
+PARTS = ("warm", "decode", "kernels", "prompts", "copies", "pdl", "quantised")
 LEFT = 4 << 30  # bytes beside the cache, for steps, graphs and the data of measurements
 ON_CPU = 1 << 28  # bytes of the cache in a dry run
 MOST_BATCH, STEP_TOKENS = 256, 2048
@@ -89,6 +93,7 @@ PROMPTS = [(512, 0), (2048, 0), (8192, 0), (512, 8000)]  # tokens, and those bef
 QUANTISED, SHORT = (1, 8, 64), 64  # batches, and tokens before: nearly all that is read is weights
 BLOCK = 128  # outputs and inputs of 8-bit floats that share a scale
 MANY, MIXED = 64, (64, 128, 256, 512)  # decodes in a mixed step, and tokens of the prompt
+OVERLAPPED, REPLAYS = (1, 2, 8, 64), 100  # batches, and replays of each of two steps
 OF_BUSY = 1.1  # the time of a mixed step that is planned ahead, in times of that for which the GPU computes
 
 
@@ -258,6 +263,43 @@ class Bench:
             report(f"{title}_all", 1e6 * sum(took for took, _ in found.values()), "us")
             for name, (took, count) in sorted(found.items(), key=lambda item: -item[1][0])[:14]:
                 report(f"{title}_{name[:60]}", took * 1e6, "us", baseline=count)  # as often in a step
+
+    def pdl(self) -> None:
+        """Report how many replays write something else where kernels begin while others end, and what that saves."""
+        from alignedserve.kernels.triton import launch
+
+        if self.device.type == "cuda" and not launch.has_pdl(self.device):
+            left_out(f"pdl_{self.title}", "this GPU, its driver or this Triton has no programmatic dependent launches")
+            return
+        kept, plain = dict[int, list[tuple[StepResult, torch.Tensor]]](), dict[int, tuple[int, float]]()
+        for overlaps in (False, True):
+            self.__dict__.pop("capturing", None)
+            with patch.object(launch, "has_pdl", return_value=overlaps):
+                _ = self.capturing
+            for batch in [batch for batch in OVERLAPPED if self.fits(batch, 1000)]:
+                step = self.decodes([1000] * batch, Sampling(logprobs=4))
+                others = tuple(replace(decode, token=7) for decode in step.decodes)
+                steps = [step, replace(step, decodes=others)]
+                expected = kept.setdefault(batch, [self.written(step) for step in steps])
+                found = [
+                    (self.written(step), its) for _ in range(REPLAYS) for step, its in zip(steps, expected, strict=True)
+                ]
+                off = sum(result != its or not torch.equal(kv, its_kv) for (result, kv), (its, its_kv) in found)
+                took, _ = self.ahead(self.decodes([1000] * batch))
+                if not overlaps:
+                    plain[batch] = off, took
+                    continue
+                name, (plain_off, plain_took) = f"pdl_{self.title}_batch_{batch}", plain[batch]
+                report(f"{name}_differ", off, "1", baseline=plain_off, goal=0)
+                report(f"{name}_ahead", took * 1e3, "ms", baseline=plain_took * 1e3)
+
+    def written(self, plan: StepPlan) -> tuple[StepResult, torch.Tensor]:
+        """Run a step of decodes; return its tokens with their log-probabilities, and the K and V that it writes."""
+        blocks = [decode.kv.blocks[decode.start // BLOCK_SIZE] for decode in plan.decodes]
+        halves = torch.tensor([[2 * block, 2 * block + 1] for block in blocks], device=self.device)
+        offsets = torch.tensor([[decode.start % BLOCK_SIZE] for decode in plan.decodes], device=self.device)
+        self.engine.cache[:, halves, offsets] = 0
+        return self.engine.step(plan), self.engine.cache[:, halves, offsets]
 
     def prompt(self, tokens: int, behind: int = 0) -> StepPlan:
         """Return a step with a chunk of `tokens` of one prompt, after `behind` tokens that have KV already."""

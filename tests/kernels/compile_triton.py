@@ -99,6 +99,7 @@ WEIGH = {"PARTS": 32, "PART": 4096, "BOUNDS": 32}
 OF_DRAW = {"looks": FLOAT, "tokens": INT, "bounds": INT, "counts": INT, "weights": DOUBLE}
 OF_DRAW |= {"listed": FLOAT, "listed_tokens": INT}
 FP8, LEAST_OF_FP8 = "*fp8e4nv", 89  # 8-bit floats, and the compute capability from which on GPUs have them
+LEAST_OF_PDL = 90
 
 
 def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
@@ -238,6 +239,13 @@ def instructions(made: Any) -> dict[str, int]:
     }
 
 
+def accesses_before_the_wait(made: Any) -> int:
+    """Return how many instructions of a kernel launched while another ends read or write memory before it waits."""
+    before, _, behind = made.asm["ptx"].partition("griddepcontrol.wait")
+    assert behind, "it does not wait"
+    return len(re.findall(r"\b(ld|st|red|atom|cp\.async[.a-z]*)\.(?!param)[a-z.]*global", before))
+
+
 def function_of(kernel: Any) -> Any:
     return kernel.fn if hasattr(kernel, "configs") else kernel  # a tuned kernel wraps its function
 
@@ -254,6 +262,8 @@ def compiled(
     kinds = {name: NAMED.get(name, WHOLE) for name in function.arg_names} | {
         name: kind or f"*{dtype}" for name, kind in dtypes_of.items() if name in function.arg_names
     }
+    if "PDL" in function.arg_names:
+        constants = {"PDL": arch >= LEAST_OF_PDL, **constants}
     source = ASTSource(
         function,
         signature=kinds | dict.fromkeys(constants, "constexpr"),
@@ -307,6 +317,8 @@ def main() -> None:
             for dtype in options.dtypes if "" in kinds.values() else ("fp32",):
                 function, made = compiled(kernel, constants, kinds, arch, dtype)
                 told = {"kernel": function.__name__, "arch": arch, "dtype": dtype, "shared": made.metadata.shared}
+                if "PDL" in function.arg_names and arch >= LEAST_OF_PDL:
+                    told["early"] = accesses_before_the_wait(made)
                 print(json.dumps(told | resources(made) | {"bytes": len(made.asm["cubin"])}), flush=True)
 
 

@@ -42,12 +42,11 @@ def _compiled(options: str) -> list[dict[str, Any]]:
 @pytest.mark.skipif(not PTXAS.exists(), reason="this Triton brings no compiler for NVIDIA's GPUs")
 @pytest.mark.parametrize("arch", [80, 86, 90] if SOAK else [90])
 def test_kernels_compile_for_gpus(arch: int) -> None:
-    few = "--kernels _attend _forbid _look _weigh _draw _multiply _by_expert _route"
+    few = "--kernels _attend _forbid _look _weigh _draw _multiply _by_expert _route _few_rows"
     told = _compiled(f"--archs {arch} {'--dtypes bf16 fp16 fp32' if SOAK else few}")
     further = (
         {
             "_rotate_and_write",
-            "_few_rows",
             "_write",
             "_logprobs",
             "_expand",
@@ -72,10 +71,12 @@ def test_kernels_compile_for_gpus(arch: int) -> None:
         "_multiply",
         "_by_expert",
         "_route",
+        "_few_rows",
     } | further
     for kernel in told:
         assert kernel["bytes"] > 0
         assert kernel["shared"] <= LEAST_SHARED, kernel
+        assert not kernel.get("early"), f"memory is touched before the kernels before are waited for: {kernel}"
 
 
 @rare
