@@ -262,7 +262,7 @@ class Engine:
         tokens = min(most_tokens, config.max_positions)  # padding is one chunk
         graphs = StepGraphs(most, tokens, words, forward, capture, block_size, places, scratch, self.device)
         self.signs.stage(Stage.GRAPHS, len(graphs))
-        graphs.capture_all(free, least, self.signs.advance, self.ranks.together)
+        graphs.capture_all(free, least, self.signs.advance, self.ranks)
         if self.ranks.together(int(self._captures is captures)):
             self._graphs = graphs
             if graphs.left_out:

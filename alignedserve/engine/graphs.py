@@ -33,7 +33,9 @@ import torch
 from torch import Tensor
 
 from alignedserve.engine.device.devices import out_of_memory
+from alignedserve.engine.device.ranks import ALONE, RankLinks
 from alignedserve.engine.inputs import Inputs
+from alignedserve.errors import RankLost
 from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.placing import put
 from alignedserve.kernels.common.spans import BlockRoom, Lie, StaticSpans, StepSize
@@ -136,29 +138,33 @@ class StepGraphs:
         free: Callable[[], int],
         least: int,
         advance: Callable[[], object] = lambda: None,
-        together: Callable[[int], int] = lambda number: number,
+        ranks: RankLinks = ALONE,
     ) -> None:
         """Capture all sizes, as long as `least` bytes stay free: those of decodes first, and of these and of the others
         the largest first, since the smaller ones reuse its memory. `advance` is called after each.
 
         A size that is not captured runs kernel by kernel. A size for which memory is too small is left out, and the
-        smaller ones are tried: they may need less. `together` returns the least of the numbers of all ranks: a captured
-        step sums its padding too, so a size is captured on every rank or on none.
+        smaller ones are tried: they may need less.
+
+        A captured step sums its padding too, so a size is captured on every rank or on none. A rank whose memory ends
+        in the middle of a step would leave the others waiting for what it was to add: before they capture it together,
+        each rank captures it apart, and keeps that until the memory is used again.
         """
         for size in sorted(self._sizes, key=lambda size: (size.chunks, -size.rows)):
-            if together(free()) < least:
+            if ranks.together(free()) < least:
                 log.warning("%s and fewer are not captured: less than %d MB are free", _named(size), least // _MIB)
                 break
             graph, why = None, "another rank has too little memory"
             try:
-                graph = self._captured(size)
+                with ranks.apart():
+                    graph = self._captured(size)
             except (RuntimeError, MemoryError) as error:
                 found = _out_of_memory(error)
                 if found is None:
                     raise
                 why = found
-            if together(int(graph is not None)) and graph is not None:
-                self._graphs[size] = graph
+            if ranks.together(int(graph is not None)) and graph is not None:
+                self._graphs[size] = graph if ranks.size == 1 else self._captured_together(size)
             else:
                 log.warning("%s are not captured: %s", _named(size), why)
             advance()
@@ -209,6 +215,14 @@ class StepGraphs:
         logits = self._logits[: size.rows]
         rows = torch.zeros(len(logits), dtype=torch.long, device=self._device) if size.chunks else None
         return _Graph(spans, tokens, rows, self._capture(lambda: logits.copy_(self._forward(tokens, spans, rows))))
+
+    def _captured_together(self, size: StepSize) -> _Graph:
+        try:
+            return self._captured(size)
+        except (RuntimeError, MemoryError) as error:
+            if (why := _out_of_memory(error)) is None:
+                raise
+            raise RankLost(f"too little memory to capture {_named(size)}, which fitted before: {why}") from error
 
 
 def _named(size: StepSize) -> str:

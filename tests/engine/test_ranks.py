@@ -3,10 +3,12 @@ tests/end_to_end."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -188,12 +190,40 @@ def test_ranks_capture_the_same_sizes_whatever_memory_each_has(
 
         def __call__(self, step: Step) -> Step:
             replay, self.num = super().__call__(step), self.num + 1
-            if self.num == 2:
+            if self.num == 3:  # a size is captured apart, and then together
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return replay
 
     both.replays[1] = Full()
     assert both.capture() == [[1, 4], [1, 4]]
+
+
+@pytest.mark.parametrize("apart", [True, False], ids=["apart", "together"])
+def test_no_rank_waits_for_one_whose_memory_ends_in_the_middle_of_a_capture(
+    folder_of: Callable[[str], Path], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, apart: bool
+) -> None:
+    total, num = Team.total, count(1)
+
+    def fuller(team: Team, x: torch.Tensor) -> None:
+        if team.rank == 1 and len(x) == 2 and team._is_apart is apart and next(num) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        total(team, x)
+
+    monkeypatch.setattr(Team, "total", fuller)
+    both = Captured(folder_of("mha-tied"), pool)
+    if apart:
+        began = time.monotonic()
+        assert both.capture() == [[1, 4], [1, 4]]
+        assert time.monotonic() - began < ranks._STEP.total_seconds() / 2
+    else:
+        monkeypatch.setattr(ranks, "_STEP", timedelta(seconds=1))  # its launcher ends the other rank earlier
+        first, second = (
+            pool.submit(engine.capture, 4, replays, lambda: PLENTY, 0)
+            for engine, replays in zip(both.engines, both.replays, strict=True)
+        )
+        assert "too little memory to capture decode steps of 2 requests" in str(second.exception(60))
+        assert isinstance(second.exception(60), RankLost)
+        assert isinstance(first.exception(60), RankLost)
 
 
 def test_a_rank_that_cannot_capture_lets_no_other_wait(

@@ -19,7 +19,8 @@ from __future__ import annotations
 import json
 import select
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache, reduce
 from importlib import import_module
@@ -90,6 +91,11 @@ class RankLinks:
         """Join [rows, columns] of every rank, in order of rank, to [rows, size * columns]."""
         return x
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Wait for no other rank within: sums and joins take their memory, and their results are of no use."""
+        yield
+
     def hand_on(self, x: Tensor) -> None:
         """Copy the tensor of rank 0 to all ranks."""
 
@@ -125,7 +131,8 @@ class Team(RankLinks):
 
     NCCL works in the stream of the step, not beside it, so a graph holds its kernels between those of the layers. What
     is captured and what is not go through one communicator, which orders them as the stream does. Connections are made
-    when something is first summed or gathered, so each step runs before it is captured.
+    when something is first summed or gathered, so each step runs before it is captured. A rank that fails in the middle
+    of such a step leaves the others waiting, so it is tried `apart` first.
     """
 
     def __init__(self, rank: int, size: int, links: TeamLinks, device: torch.device) -> None:
@@ -136,11 +143,22 @@ class Team(RankLinks):
         self.captures = on_gpu = device.type == "cuda"
         # The store is kept here: torch keeps none of Python alive.
         self._nccl, self._store = _nccl(links.tensors, rank, size) if on_gpu else (None, None)
+        self._is_apart = False
         if not on_gpu:
             for peer in self._peers.values():
                 peer.setblocking(False)
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        self._is_apart = True
+        try:
+            yield
+        finally:
+            self._is_apart = False
+
     def total(self, x: Tensor) -> None:
+        if self._is_apart:
+            return
         if self._nccl is not None:
             _wait(self._nccl.allreduce([x], _in_stream("AllreduceOptions")))
         else:
@@ -150,9 +168,10 @@ class Team(RankLinks):
     def side_by_side(self, x: Tensor) -> Tensor:
         x = x.contiguous()
         if self._nccl is None:
-            return torch.cat(self._exchanged(x), dim=1)
+            return torch.cat([x] * self.size if self._is_apart else self._exchanged(x), dim=1)
         parts = x.new_empty((self.size, *x.shape))
-        _wait(self._nccl._allgather_base(parts, x, _in_stream("AllgatherOptions")))
+        if not self._is_apart:
+            _wait(self._nccl._allgather_base(parts, x, _in_stream("AllgatherOptions")))
         return parts.transpose(0, 1).flatten(1)
 
     def hand_on(self, x: Tensor) -> None:
