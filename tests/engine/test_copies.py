@@ -7,7 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,9 @@ from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.engine.copying import copies as page_copies
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.errors import ArenaError, PlanError
+from alignedserve.forms.pool.int8_layout import Int8Layout
 from alignedserve.kvpool.arena.arena import Arena
+from alignedserve.kvpool.arena.extents import PageBytes, PageKind
 from tests.conftest import examples
 
 NUM_BLOCKS, NUM_PAGES = 12, 5
@@ -176,10 +178,10 @@ class Device:
             stream.popleft()
 
 
-@pytest.mark.parametrize("first", [0, 1], ids=["thread", "link"])
-def test_pieces_go_through_few_buffers_beside_each_other(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=[0, 1], ids=["thread", "link"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """Work is ordered in two streams and runs late, so a wait that is missing shows in the KV."""
-    given, device = case(tokens=8 * NUM_PAGES - 3, verify=False, at_once=NUM_PAGES), Device(first)
+    device = Device(request.param)
 
     class Marked:
         def __init__(self, _device: torch.device) -> None:
@@ -205,20 +207,58 @@ def test_pieces_go_through_few_buffers_beside_each_other(first: int, monkeypatch
     monkeypatch.setattr(page_copies, "finish", lambda _: device.run_until(lambda: not device.streams[0]))
     copy = page_copies._copy
     monkeypatch.setattr(page_copies, "_copy", lambda out, x: device.order(partial(copy, out, x)))
+    yield device
+    assert 0 < device.most < 40, "not all pages are queued at once"
+
+
+def run_late(owner: Any, name: str, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *given, **named: device.order(partial(work, *given, **named)))
+
+
+def test_pieces_go_through_few_buffers_beside_each_other(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = case(tokens=8 * NUM_PAGES - 3, verify=False, at_once=NUM_PAGES)
     cache, back = random_cache(given, 1), random_cache(given, 2)
     with arena_for(given) as arena:
         out, into = copier(cache, arena, given), copier(back, arena, given)
         for copies, name in ((out, "gather"), (into, "scatter")):
-            kernel = getattr(copies._kernels, name)
-            late = SimpleNamespace(**{name: lambda *given, kernel=kernel: device.order(partial(kernel, *given))})
-            monkeypatch.setattr(copies, "_kernels", late)
+            monkeypatch.setattr(copies, "_kernels", SimpleNamespace(**{name: getattr(copies._kernels, name)}))
+            run_late(copies._kernels, name, device, monkeypatch)
         blocks, pages = range(2 * NUM_PAGES), range(NUM_PAGES)
         out.copy_out(blocks, pages, given.tokens)
         assert not any(device.streams)
         assert into.copy_in(pages, blocks, given.tokens)
         assert not any(device.streams)
     assert torch.equal(kv(back, [*blocks], len(given.tokens)), kv(cache, [*blocks], len(given.tokens)))
-    assert 0 < device.most < 40, "not all pages are queued at once"
+
+
+def test_int8_pages_go_through_the_same_buffers(
+    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = case(tokens=8 * NUM_PAGES, verify=False, at_once=NUM_PAGES)
+    cache = torch.randn(random_cache(given, 1).shape, generator=torch.Generator().manual_seed(0)).to(given.dtype)
+    cache[1, :, :, 3] *= 1e6  # fp16 cannot hold what this channel needs
+    at_once, back = torch.zeros_like(cache), torch.zeros_like(cache)
+    channels = 2 * CONFIG.num_layers * CONFIG.kv_dim
+    sizes = PageBytes(CONFIG.kv_bytes(given.page_size, "bfloat16"), Int8Layout(channels, tokens=given.page_size).size)
+    blocks, pages = range(2 * NUM_PAGES), range(NUM_PAGES)
+    with closing(
+        Arena.create(tmp_path / "a", pages=sizes.divide(32), payload_bytes=sizes, page_size=8, incarnation=1)
+    ) as arena:
+        whole = copier(cache, arena, replace(given, at_once=1))
+        whole.copy_out(blocks, pages, given.tokens)
+        packed = list(arena.extents.pages(arena.extents.count - 1, PageKind.KV_INT8))[:NUM_PAGES]
+        assert all(map(whole.rewrite, pages, packed))
+        assert copier(at_once, arena, replace(given, at_once=1)).copy_in(packed, blocks, given.tokens)
+        into = copier(back, arena, given)
+        into._link.num_bytes = 300  # a layer of levels has 128, the scales 244
+        for work in ("_unpack", "_expand"):
+            run_late(into._forms[PageKind.KV_INT8], work, device, monkeypatch)
+        assert into.copy_in(packed, blocks, given.tokens)
+        assert not any(device.streams)
+    assert torch.equal(back, at_once)
+    written = 2 * len(blocks)  # K and V of each
+    assert (back - cache)[:, :written, :, 4:].abs().max() < 0.1
 
 
 @pytest.mark.parametrize("way", ["_gather", "_scatter"])

@@ -45,7 +45,8 @@ def there_and_back(rows: torch.Tensor) -> torch.Tensor | None:
     if not pages.write(rows, payload):
         return None
     cache = torch.zeros(GROUPS // 2, 2, PAGE, CHANNELS, dtype=rows.dtype)
-    pages_of(rows.dtype).expand(payload, cache, torch.arange(PAGE))
+    for piece, expand in pages_of(rows.dtype).pieces(payload, cache, torch.arange(PAGE), 1):
+        expand(piece)
     return cache.view(rows.shape)
 
 

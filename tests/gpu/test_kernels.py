@@ -126,7 +126,8 @@ def test_a_page_of_int8_is_expanded_into_the_blocks(dtype: torch.dtype) -> None:
         pages = Int8Pages(8, 64, 1024, dtype, of_device, device)
         payload, cache = memoryview(bytearray(pages.layout.size)), torch.zeros(4, 4, 64, 1024, device=device).to(dtype)
         assert pages.write(rows, payload)
-        pages.expand(payload, cache, slots + 64)  # the K of block 1
+        for piece, expand in pages.pieces(payload, cache, slots + 64, 1 << 18):  # the K of block 1
+            expand(piece.to(device))
         torch.cuda.synchronize()
         told.append(cache.cpu())
     got, expected = (cache.float().unflatten(1, (2, 2)) for cache in told)

@@ -373,7 +373,8 @@ def test_a_whole_page_is_compressed_and_expanded_as_on_a_cpu() -> None:
         pages, cache = Int8Pages(4, 64, 40, torch.bfloat16, kernels), torch.zeros(2, 2, 64, 40).bfloat16()
         payload = memoryview(bytearray(pages.layout.size))
         assert pages.write(rows, payload)
-        pages.expand(payload, cache, torch.arange(64))
+        for piece, expand in pages.pieces(payload, cache, torch.arange(64), 1 << 12):
+            expand(piece)
         told.append(cache.flatten(0, 1))
     torch.testing.assert_close(told[0], told[1], rtol=2**-7, atol=0.02)
     rest = torch.ones(rows.shape, dtype=torch.bool)

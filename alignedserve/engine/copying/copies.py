@@ -15,7 +15,7 @@ The checksum is the CRC-32 of what is in use, and 1 in place of 0, which says th
 copies while it copies it; a GPU's pages, and what is written to a page otherwise, are read once more.
 
 A page of another kind (forms/device/int8_pages.py) is written from a page of kind KV, and expanded on its way to the
-device. A GPU does both itself: it receives the page as it is, and expands it into the blocks.
+device. A GPU does both itself: it receives the page as it is, first its scales, and expands its layers into the blocks.
 
 To and from a GPU a page goes in pieces of some layers. A kernel packs a piece of the blocks into a buffer on the
 device, or unpacks it, beside the copy of another piece in a second stream:
@@ -29,7 +29,6 @@ ends when all its pages are copied: between two turns nothing touches the arena,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +50,7 @@ from alignedserve.protocol.page_names import chained_hashes
 
 _GPU_TURN_BYTES = 512 << 20  # ten milliseconds of a link: the pause after a turn, 0.3 to 0.5 ms, is small against that
 _PIECE_BYTES = 8 << 20  # 0.15 ms of a link, in which the host orders the next piece
+_ALIGNED = 16  # bytes: all that is kept in buffers can be read there
 _BUFFERS = 3  # so half a millisecond is queued: a step on an H200 took 4.8 ms longer behind 128 MiB
 
 
@@ -71,11 +71,12 @@ class _Link:
     may belong to other requests from then on.
     """
 
-    def __init__(self, cache: Tensor, page_size: int) -> None:
+    def __init__(self, cache: Tensor, page_size: int, least_bytes: int) -> None:
+        """Prepare buffers for some layers of a page in the cache's dtype, and for anything of `least_bytes`."""
         layers, _, _, kv_dim = cache.shape
-        self._device, self._like, layer = cache.device, cache, 2 * page_size * kv_dim
-        self.layers = max(1, min(layers, _PIECE_BYTES // (layer * cache.dtype.itemsize)))  # of a piece
-        self._shape = (_BUFFERS, self.layers * layer)
+        self._device, layer = cache.device, 2 * page_size * kv_dim * cache.dtype.itemsize
+        self.layers = max(1, min(layers, _PIECE_BYTES // layer))  # of a piece
+        self.num_bytes = -(-max(self.layers * layer, least_bytes) // _ALIGNED) * _ALIGNED  # of a buffer
         self._memory: Tensor | None = None
         self._marks: list[Mark | None] = [None] * _BUFFERS  # behind the newest use of each buffer
         self._num = 0  # of buffers used so far
@@ -83,7 +84,7 @@ class _Link:
 
     def out(self, piece: Tensor, pack: Callable[[Tensor], None]) -> None:
         """Order a copy to this piece of a page of what `pack` writes to a buffer."""
-        rows = self._free_buffer(piece.shape)
+        rows = self._free_buffer(piece)
         pack(rows)
         self._follow()
         with self._stream:
@@ -92,29 +93,20 @@ class _Link:
 
     def into(self, piece: Tensor, unpack: Callable[[Tensor], None]) -> None:
         """Order a copy of this piece of a page to a buffer, which `unpack` reads."""
-        rows = self._free_buffer(piece.shape)
+        rows = self._free_buffer(piece)
         with self._stream:
             _copy(rows, piece)
         self._lead()
         unpack(rows)
         self._use()
 
-    def beside(self, work: Callable[[], None]) -> None:
-        """Order work of the thread's stream that needs no buffer, but counts as if it did."""
-        self._await()
-        work()
-        self._use()
-
-    def _free_buffer(self, shape: Sequence[int]) -> Tensor:
-        self._await()
-        if self._memory is None:
-            self._memory = self._like.new_empty(self._shape)
-            self._follow()  # the thread's stream may have used that memory
-        return self._memory[self._num % _BUFFERS, : math.prod(shape)].view(*shape)
-
-    def _await(self) -> None:
+    def _free_buffer(self, piece: Tensor) -> Tensor:
         if (mark := self._marks[self._num % _BUFFERS]) is not None:
             mark.wait()
+        if self._memory is None:
+            self._memory = torch.empty((_BUFFERS, self.num_bytes), dtype=torch.uint8, device=self._device)
+            self._follow()  # the thread's stream may have used that memory
+        return self._memory[self._num % _BUFFERS, : piece.nbytes].view(piece.dtype).view(piece.shape)
 
     def _use(self) -> None:
         self._marks[self._num % _BUFFERS] = Mark(self._device)
@@ -171,9 +163,10 @@ class PageCopier:
         self._in_pieces = goes_in_pieces(cache.device)
         self._sums_while_copying = verify and not self._in_pieces
         page_bytes = 2 * self._layers * page_size * self._kv_dim * cache.dtype.itemsize
-        self._at_once, self._link = pages_at_once(cache.device, page_bytes), _Link(cache, page_size)
         shape = (2 * self._layers, page_size, self._kv_dim)
         self._forms = page_forms(*shape, cache.dtype, self._kernels, cache.device)
+        self._at_once = pages_at_once(cache.device, page_bytes)
+        self._link = _Link(cache, page_size, max(form.least_bytes for form in self._forms.values()))
         self._check_arena()
 
     def copy_out(
@@ -295,7 +288,12 @@ class PageCopier:
     def _scatter(self, part: _PagePart, payload: memoryview) -> int | None:
         """Copy from the page to the device, and return as `_gather` does."""
         if (form := self._forms.get(part.contents.kind)) is not None:
-            self._link.beside(lambda: form.expand(payload, self._cache, part.slots))
+            slots = on_device(part.slots, self._cache.device)
+            for piece, expand in form.pieces(payload, self._cache, slots, self._link.num_bytes):
+                if self._in_pieces:
+                    self._link.into(piece, expand)
+                else:
+                    expand(piece)
             return None
         rows = self._rows(part.contents, payload)
         if self._sums_while_copying:

@@ -8,7 +8,8 @@ finite, is not compressed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -22,6 +23,7 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kvpool.arena.extents import PageKind
 
 _MOST_HALF = torch.finfo(torch.float16).max
+_WORD = 4  # bytes
 
 
 class Int8Pages:
@@ -65,26 +67,41 @@ class Int8Pages:
         entries[:, 2] = exact_step.view(-1)[channels].view(torch.int32)
         return True
 
-    def expand(self, payload: memoryview, cache: Tensor, slots: Tensor) -> None:
-        """Expand a page into slots of a cache on the device, [layers, 2 * blocks, block_size, kv_dim].
-
-        A GPU receives the page as it is; the page may still be on its way when this returns.
-        """
+    def pieces(
+        self, payload: memoryview, cache: Tensor, slots: Tensor, most_bytes: int
+    ) -> Iterator[tuple[Tensor, Callable[[Tensor], None]]]:
+        """Yield pieces of a page, of `most_bytes` at the most, and what expands each one, in this order, once it is on
+        the device: into slots of a cache, [layers, 2 * blocks, block_size, kv_dim]."""
         groups, tokens, kv_dim = self._shape
-        parts = self._parts(payload)
-        num_wide = min(max(0, int(parts[3][0])), self.layout.most_wide)  # a corrupt page may hold any number
-        levels, least, step, wide = (part.to(self._device, non_blocking=True) for part in parts)
-        entries = wide[1 : 1 + 3 * num_wide].view(-1, 3)
+        layers, page = groups // 2, torch.frombuffer(payload, dtype=torch.uint8, count=self.layout.size)
+        levels = page[: self.layout.least_at].view(layers, 2, tokens, kv_dim)
+        num_wide = min(max(0, int(self._parts(payload)[3][0])), self.layout.most_wide)  # a corrupt page says any number
+        scales = torch.empty((2, layers, 2, kv_dim), device=self._device)
+        yield page[self._rest_at :], partial(self._unpack, num_wide, scales)
+        each = max(1, most_bytes // (2 * tokens * kv_dim))
+        for at in range(0, layers, each):
+            now = slice(at, at + each)
+            yield levels[now], partial(self._expand, cache[now], slots, *scales[:, now])
+
+    @property
+    def least_bytes(self) -> int:
+        """Return the bytes of the piece that is never divided, all behind the levels; a layer may have more."""
+        return self.layout.size - self._rest_at
+
+    @property
+    def _rest_at(self) -> int:
+        return self.layout.least_at // _WORD * _WORD  # where words are read, also once these bytes lie elsewhere
+
+    def _unpack(self, num_wide: int, scales: Tensor, rest: Tensor) -> None:
+        """Write each channel's least and step, [2, layers, 2, kv_dim], from the bytes behind the levels."""
+        halves, words = self.layout.least_at - self._rest_at, self.layout.num_wide_at - self._rest_at
+        scales.view(-1).copy_(rest[halves : halves + 4 * self.layout.channels].view(torch.float16))
+        entries = rest[words:].view(torch.int32)[1 : 1 + 3 * num_wide].view(-1, 3)
         channels = entries[:, 0].long().clamp(0, self.layout.channels - 1)
-        # A copy, not the page itself: the exact numbers of wide channels replace those of fp16 in it.
-        least, step = (
-            rough.to(torch.float32, copy=True).view(-1).index_copy_(0, channels, exact.contiguous().view(torch.float32))
-            for rough, exact in ((least, entries[:, 1]), (step, entries[:, 2]))
-        )
-        shape = (groups // 2, 2, kv_dim)
-        self._kernels.expand(
-            cache, slots, levels.view(groups // 2, 2, tokens, kv_dim), least.view(shape), step.view(shape)
-        )
+        scales.view(2, -1).index_copy_(1, channels, entries[:, 1:].t().contiguous().view(torch.float32))
+
+    def _expand(self, cache: Tensor, slots: Tensor, least: Tensor, step: Tensor, levels: Tensor) -> None:
+        self._kernels.expand(cache, slots, levels, least, step)
 
     def _parts(self, payload: memoryview) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return views of the page's memory: the levels, each channel's least and step, and the wide channels."""
