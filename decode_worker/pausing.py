@@ -9,14 +9,17 @@ whose prompts are in the step: the pause and the rest of the step, by the cost m
 that the tightest of these chats has.
 
 A step without documents, or with prompts of chats, pauses for guests alone: where nearly all requests here are of one
-caller, the host, the guests are the chats of all others. A guest would wait for the running step, and run in the next,
-with the host's decodes; so a pause comes where it halves that wait. The pauses of a step take no longer than the step:
-the host has half of the time, however many guests come.
+caller, the host, the guests are the chats of all others. A guest would wait for the rest of the running step; so a
+pause comes unless that is a quarter of the prompt's own time at most. It may be ordered until the very end, as a step
+may take longer than predicted: behind the last layer the guest's prompt runs by itself. For example, a prompt of 11 ms
+gets a pause if more than 2.7 ms of the step are left. A guest's first token is worth late tokens of two of the host's
+chats. Pauses take no longer than the host's steps: the host has half of the time, however many guests come.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import nsmallest
 from math import inf
 
 from alignedserve.core import StepPlan
@@ -27,7 +30,8 @@ from alignedserve.worker.step.view import PlannedStep, host_of
 
 LEAST_LAYERS = 2  # that are left of a step: else it ends before a pause has begun
 MOST_PAUSES = 4  # of one step: documents go on, however many chats come
-OF_WAIT = 0.5  # of a guest's wait for the running step and the next: its first token in a pause
+GAPS_FOR_GUEST = 2  # chats of the host that a pause for a guest may make late
+OF_OWN = 0.25  # of its own time, which a guest's prompt waits for the end of the step at most
 
 
 class Pauses(WorkerPart):
@@ -35,26 +39,33 @@ class Pauses(WorkerPart):
         super().__init__(worker)
         self._ends_at = 0.0  # the running step, as predicted
         self._num_left = 0  # pauses that it may still make
-        self._left_s = inf  # that they may take
         self._are_for_guests = False  # whether the running step pauses for guests alone
+        self._host: str | None = None  # the caller whose step it is, where the chats of others are guests
+        self._guests_s = 0.0  # that pauses may still take for guests; less than 0 where one took more
 
     def begins(self, selection: PlannedStep, now: float) -> None:
         """Note what runs now, and for whom it pauses: for all chats if it has documents and no prompts of chats."""
         if not self._pace.layers:
             return
         self._ends_at = now + selection.predicted_s
-        prompts = [prompt.promise.is_rt for prompt in map(self._here.running_of, selection.chunks)]
+        prompts = [*map(self._here.running_of, selection.chunks)]
+        are_chats = [prompt.promise.is_rt for prompt in prompts]
         has_documents = bool(prompts) or not all(running.promise.is_rt for running in selection.decodes)
-        self._are_for_guests = not has_documents or any(prompts)
-        if not self._are_for_guests or self._pace.coming.has_several:
+        self._are_for_guests = not has_documents or any(are_chats)
+        host = host_of(self._here.seated, self._queue.waiting, self._memory.context(now))
+        is_hosts = any(running.request.caller == host for running in (*selection.decodes, *prompts))
+        self._host = host if is_hosts else None  # guests do not wait for guests
+        if not self._are_for_guests or self._host is not None:
             self._steps.open_to_pauses()
         self._num_left = MOST_PAUSES
-        self._left_s = selection.predicted_s if self._are_for_guests else inf
+        self._guests_s = min(0.0, self._guests_s) + selection.predicted_s
 
-    def pauses_for(self, seconds: float) -> None:
+    def pauses_for(self, seconds: float, host: str | None) -> None:
+        """Count a pause; `host` as `room` said."""
         self._ends_at += seconds
         self._num_left -= 1
-        self._left_s -= seconds
+        if host is not None:
+            self._guests_s -= seconds
 
     def room(self, step: StepPlan, now: float) -> tuple[float, str | None]:
         """Return how long the step may pause now, 0 or less where it may not, or need not; and, in a pause for guests
@@ -62,21 +73,26 @@ class Pauses(WorkerPart):
         steps, waiting, left_s, host = self._steps, self._queue.waiting, self._ends_at - now, None
         if not (steps.takes_amid and self._num_left) or steps.amid is not None:
             return 0.0, None
-        if left_s < LEAST_LAYERS * step.predicted_s / self._pace.layers:
-            return 0.0, None
-        if self._are_for_guests:
-            if (host := host_of(self._here.seated, waiting, waiting.callers) if waiting.callers else None) is None:
+        if self._are_for_guests or left_s < LEAST_LAYERS * step.predicted_s / self._pace.layers:
+            host = self._host
+            if host is None or self._guests_s <= 0.0 or not any(caller != host for caller in waiting.callers):
                 return 0.0, None
         elif not (waiting.real_time or self.chats):
             return 0.0, None
-        most_s = inf if host is None else min(self._left_s, OF_WAIT * (left_s + step.predicted_s))
         next_s, at = self._pace.times.mean_s, self._memory.context(now)
         # A step with documents leaves room for a pause. Another may take longer than predicted, until it ends.
         longer_s = 0.0 if host is None else at.cost.uncertainty[Kind.MIXED].p90 * step.predicted_s
+        most_s, of_host = inf if host is None else (left_s + longer_s) / OF_OWN, list[float]()
         for chat, is_next in self._due_soon(step):
             needs_s = left_s + (0.0 if is_next else next_s)
             if now + needs_s <= chat.promise.next_due_at:  # else the chat is late in any case
-                most_s = min(most_s, at.surely_s(chat.promise.next_due_at - now) - needs_s - longer_s)
+                leaves_s = at.surely_s(chat.promise.next_due_at - now) - needs_s - longer_s
+                if host is not None and chat.request.caller == host:
+                    of_host.append(leaves_s)
+                else:
+                    most_s = min(most_s, leaves_s)
+        if len(of_host) > GAPS_FOR_GUEST:
+            most_s = min(most_s, nsmallest(GAPS_FOR_GUEST + 1, of_host)[-1])
         return most_s, host
 
     @property

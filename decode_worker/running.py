@@ -229,7 +229,7 @@ class Stepping(WorkerPart):
             self._seats.seat(prompt)
         self._queue.run_amid(selection.admitted)
         self._shares.count(selection, self._here.running_of)
-        self._pauses.pauses_for(selection.predicted_s)
+        self._pauses.pauses_for(selection.predicted_s, host)
         plan = self._steps.begin_amid(selection.chunks, selection.shape, selection.predicted_s)
         plan.draws = self._choices.draws(plan.chunks)
         return [RunAmid(plan)]

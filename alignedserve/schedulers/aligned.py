@@ -36,6 +36,10 @@ HELD_TO = 0.75  # of the time of a step: prompts of documents beside chats that 
 # The longest step with documents where another caller's chat may come, in times of the chat's prompt alone, and in
 # times of the step's decodes.
 OF_FIRST, OF_DECODES = 0.5, 2.0
+# Beside chats of other callers, where steps pause: the longest layer, in times of the chat's prompt alone; and the
+# tokens that fit in any case, a part of those that saturate the hardware.
+OF_LAYER, OF_PIVOT = 0.3, 1 / 3
+OF_ALONE = 1.25  # of the time of guests' prompts alone: the longest step in which they run beside the host's requests
 OF_PAUSED = 1.5  # least time of a step with documents that leaves room for a pause, in times of the step's decodes
 MOST_LONGER = 1.05  # times the newest step that was planned in full: a step ahead that goes on with its prompts
 MOST_WITHOUT = 4  # steps on end that leave documents out for prompts of chats; weighed with `plan_amid`
@@ -74,19 +78,21 @@ class Aligned(Scheduler):
         line, waiting = view.waiting.line, waiting_in_order(view)
 
         # The step may take R, a budget of prompt tokens, and as many requests as the engine takes.
-        step = AlignedStep(view, bounds, budget_beside_guests(view), self.most)
+        host = host_of((*view.decodes, *view.prompts), view.waiting, at)
+        step = AlignedStep(view, bounds, budget_beside_guests(view, host), self.most)
         if not ran_visitors:
-            step.add(step.seatable(visitors(view, step)))
+            step.add(step.seatable(visitors(view, step, host)))
             self._ran_visitors = not step.is_empty
             if self._ran_visitors:  # or a visitor was seated, and is fetched first
                 return step.selection
         step.add_together(first_decodes(view, kept))  # decodes of all chats, if all fit
+        step.budget = budget_beside_layers(view, step, host)
         ranks = ranks_of(view, kept, step)  # the other requests that have a seat
         for is_rt in (True, False):
             if not is_rt:
                 step.budget = self.documents_budget(step)
                 # A step with chats' prompts cannot pause: documents sit it out, four steps on end at most.
-                if at.pauses and step.chunks and num_without < MOST_WITHOUT:
+                if at.layers and step.chunks and num_without < MOST_WITHOUT:
                     self._num_without_documents = num_without + 1
                     break
             urgent, later = line.urgent(at.now, at.times.most_s, is_rt), line.later(at.now, at.times.most_s, is_rt)
@@ -221,7 +227,7 @@ def prompt_budget(at: StepContext) -> int:
     return max(at.block_size, int(at.policy.budget_pivots * at.pivot))
 
 
-def budget_beside_guests(view: StepView) -> int:
+def budget_beside_guests(view: StepView, host: str | None) -> int:
     """Return the most prompt tokens of a step: as many as saturate the hardware, where one caller, the host, has nearly
     all that is here, and chats of others, guests, may come.
 
@@ -229,10 +235,35 @@ def budget_beside_guests(view: StepView) -> int:
     with what `host_of` counts, p95 of first tokens beside prompts of 1,500 tokens on a CPU 250 to 24 ms (alone 14), for
     3 % of the flood's tokens."""
     at, budget = view.at, prompt_budget(view.at)
-    if len(at.firsts) < 2 or at.policy.chunking is not Chunking.SLO:
+    if host is None or len(at.firsts) < 2 or at.policy.chunking is not Chunking.SLO:
         return budget
-    host = host_of(chain(view.decodes, view.prompts), view.waiting, [caller for caller, _ in at.firsts])
-    return budget if host is None else min(budget, max(at.block_size, at.pivot))
+    return min(budget, max(at.block_size, at.pivot))
+
+
+def budget_beside_layers(view: StepView, step: StepBuilder, host: str | None) -> int:
+    """Return the most prompt tokens of a step that pauses for guests: the host's as many as keep the layers short, and
+    those of guests' prompts on top.
+
+    Gain: p95 of first tokens beside prompts of 1,500 tokens on a CPU 19.5 to 17.0 ms, beside 64 sessions 22.3 to 17.4
+    (alone 14), for 16 % and none of the flood's tokens.
+    """
+    at, callers = view.at, view.waiting.callers
+    if host is None or len(at.firsts) < 2 or not at.layers:
+        return step.budget
+    first_s = min(first_s for caller, first_s in at.firsts if caller != host)
+    of_host = max(at.block_size, step.fitting(pausing_step_s(first_s, at), 0, step.budget))
+    guests = [prompt for prompt in view.prompts if prompt.promise.is_rt and prompt.request.caller != host]
+    of_guests = sum(prompt.num_ahead for prompt in guests) + sum(callers.values()) - callers[host]
+    return min(step.budget, of_host + of_guests)
+
+
+def pausing_step_s(first_s: float, at: StepContext) -> float:
+    """Return the most time of a step that pauses between its layers for a chat whose prompt takes `first_s` alone.
+
+    The chat waits for one layer, at most 0.3 of its own time. For example, with 12 layers and 11 ms a step takes at
+    most 40 ms. A third of the tokens that saturate the hardware fit in any case, or steps would do little but begin.
+    """
+    return max(OF_LAYER * at.layers * first_s, estimate_of((), at).with_chunk(max(1, int(OF_PIVOT * at.pivot)), 0))
 
 
 # --- The order
@@ -256,22 +287,22 @@ def first_decodes(view: StepView, kept: DecodeOrder | None) -> Sequence[WorkerRe
     return decodes
 
 
-def visitors(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
+def visitors(view: StepView, step: StepBuilder, host: str | None) -> Iterator[Ranked]:
     """Return the chats' prompts that run before all else, where nearly all that is here is of another caller, the host.
 
     A visitor has waited for the end of a step, and would wait for another step with the host's decodes and prompts. So
-    visitors run by themselves where that halves the second wait, and where all decodes are in time one step later. That
-    never happens twice in a row: a stream of visitors would stop the host's requests. Gain: beside a flood of 64 chats
-    on a CPU +8 to +16 points, -0.5 to +0.4 % of the flood's tokens; else 0.
+    visitors run by themselves where the other step would take 1.25 times as long, and where all decodes are in time one
+    step later. That never happens twice in a row: a stream of visitors would stop the host's requests. Gain: beside a
+    flood of 64 chats on a CPU +8 to +16 points, -0.5 to +0.4 % of the flood's tokens; else 0.
     """
     decodes, prompts, waiting, at = view.decodes, view.prompts, view.waiting, view.at
-    if (host := host_of(chain(decodes, prompts), waiting, waiting.callers)) is None:
+    if host is None:
         return iter(())
     found = [each for each in waiting_in_order(view) if each[1].promise.is_rt and each[1].request.caller != host]
     tokens, together = sum(prompt.num_ahead for _, prompt in found), estimate_of(decodes, at)
     others = sum(prompt.num_ahead for prompt in prompts) + waiting.num_rt_tokens - tokens  # of the host, nearly all
     alone_s = estimate_of((), at).with_chunk(tokens, 0)
-    is_shorter = together.with_chunk(tokens + min(step.budget, others), 0) >= OF_DECODES * alone_s
+    is_shorter = together.with_chunk(tokens + min(step.budget, others), 0) >= OF_ALONE * alone_s
     return iter(found if is_shorter and alone_s + together.seconds <= step.prompts_s else ())
 
 
@@ -395,8 +426,9 @@ def unnoticed_s(view: StepView) -> float:
     A chat waits for the end of the running step, and its first step has documents too. Within one caller's work the
     promise alone counts. For another's chat a step takes at most half the time of the chat's prompt alone. Or, where
     that is more, twice the time of the step's decodes, or of a chunk that saturates the hardware: shorter steps would
-    do little but begin. Gain: on three CPUs the p95 of first tokens falls from 1.6 to 2.9 times that of chats alone to
-    1.2 to 1.5 times, for 5 to 15 % of the documents' tokens.
+    do little but begin. Where steps pause, the chat waits for one layer alone (`pausing_step_s`). Gain: on three CPUs
+    the p95 of first tokens falls from 1.6 to 2.9 times that of chats alone to 1.2 to 1.5 times, for 5 to 15 % of the
+    documents' tokens; with pauses from 1.33 to 1.2 times.
     """
     documents = [running for running in chain(view.decodes, view.prompts) if not running.promise.is_rt]
     others = {running.request.caller for running in documents} if view.at.firsts else ()
@@ -405,6 +437,8 @@ def unnoticed_s(view: StepView) -> float:
         return inf
     least_s = OF_FIRST * min(noticed_s)
     chunk_s = estimate_of((), view.at).with_chunk(view.at.pivot, 0)
+    if view.at.layers:
+        least_s, chunk_s = pausing_step_s(min(noticed_s), view.at), 0.0
     return max(least_s, chunk_s, OF_DECODES * estimate_of(view.decodes, view.at).seconds)
 
 
@@ -416,7 +450,7 @@ def room_for_pause_s(bound: float, view: StepView) -> float:
     Weighed with `plan_amid`.
     """
     at = view.at
-    if not (at.pauses and at.firsts) or bound == inf:
+    if not (at.layers and at.firsts) or bound == inf:
         return inf
     room_s = bound / (1.0 + at.cost.uncertainty[Kind.MIXED].p90) - max(first_s for _, first_s in at.firsts)
     return max(room_s, OF_PAUSED * estimate_of(view.decodes, at).seconds) if 3 * room_s >= bound else inf

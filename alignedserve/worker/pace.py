@@ -158,7 +158,7 @@ class Pace:
         room, block_size = self.room.tokens, self.limits.block_size
         at = StepContext(now, self.fit.model, times, room, block_size, chunk, self.policy, self.pivot)
         at.calm_s, at.joins_s = self.coming.bound_s(now), self.coming.joins_s(now)
-        at.firsts, at.pauses = self.coming.firsts(now), self.layers > 0
+        at.firsts, at.layers = self.coming.firsts(now), self.layers
         return at
 
     def prompt_came(self, prompt: WorkerRequest, now: float) -> None:

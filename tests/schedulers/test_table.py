@@ -61,7 +61,7 @@ def test_only_our_own_schedulers_pause_their_steps(layers: int) -> None:
         name: decode_core(WorkerSetup(limits, of_preset(name, {}).policy, layers=layers))
         for name in ("aligned", "aligned-multi-resource", "bros", "bros-plain", "fcfs")
     }
-    pause = [name for name, core in cores.items() if core.memory.context(0.0).pauses]
+    pause = [name for name, core in cores.items() if core.memory.context(0.0).layers]
     assert pause == (["aligned", "aligned-multi-resource"] if layers else [])
 
 

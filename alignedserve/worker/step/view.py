@@ -9,7 +9,7 @@ PlannedStep  the answer: what runs, which prompts get a seat, which requests los
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -45,7 +45,7 @@ class StepContext:
     calm_s: float = inf  # most time of a step with documents, for chats that are still to come
     firsts: Sequence[tuple[str, float]] = ()  # callers whose chats may come, with the time of their prompts alone
     joins_s: float = inf  # most time of a step with more than decodes of chats, for chats that are handed on
-    pauses: bool = False  # whether steps pause for chats' prompts (decode_worker/pausing.py)
+    layers: int = 0  # between which steps pause for chats' prompts (decode_worker/pausing.py)
     newest_batch: int = 0  # of requests of about one length (AlignedServe §3.4): older batches leave first
 
     def careful_s(self, bound_s: float, kind: Kind = Kind.MIXED) -> float:
@@ -83,7 +83,7 @@ class StepView(NamedTuple):
     here: Sequence[WorkerRequest] = ()  # all requests with memory on a decode worker, able to run or not
     ran: RanStep = RanStep()
     order: DecodeOrder | None = None  # of decodes, kept between steps; None: made again
-    host: str | None = None  # in a pause for guests alone: the caller whose prompts do not run in it
+    host: str | None = None  # in a pause for guests alone: the caller whose prompts do not run there
 
 
 class StepAhead(NamedTuple):
@@ -122,20 +122,25 @@ class PlannedStep:
         return not (self.decodes or self.chunks or self.admitted)
 
 
-def host_of(seated: Iterable[WorkerRequest], waiting: WaitingPrompts, guests: Iterable[str]) -> str | None:
+def host_of(seated: Sequence[WorkerRequest], waiting: WaitingPrompts, at: StepContext) -> str | None:
     """Return the caller, the host, whose work, seated or waiting, is three quarters of this work and of all that others
-    have seated; None where there is none, or where `guests` are no other callers.
+    have seated; None where there is none, or where no chats of others, guests, wait or may come.
 
-    Work is all tokens that prompts of chats still have, and one token of any other request with a seat. For example, a
-    caller with 10 of 20 decodes is no host, and is one with a waiting prompt of 30 tokens, 40 of 50. Guests that
+    Work is a block for each request with a seat, and the blocks of chats' prompts that are still to run. For example, a
+    caller with 10 of 20 decodes is no host, and is one with a waiting prompt of 30 blocks, 40 of 50. Guests that
     wait for a step of a long prompt at each token soon have most requests: the prompt makes its caller the host."""
-    with_seat = Counter[str]()
+    guests = {*waiting.callers, *(caller for caller, _ in at.firsts)}
+    if not guests or len(guests.union([running.request.caller for running in seated])) < 2:
+        return None
+    with_seat = defaultdict[str, float](float)
     for running in seated:
-        with_seat[running.request.caller] += max(1, running.num_ahead) if running.promise.is_rt else 1
-    num_seated, work = with_seat.total(), with_seat + waiting.callers
-    for host, tokens in work.most_common():
-        if with_seat[host] and tokens >= HOST * (num_seated + waiting.callers[host]):
-            return host if any(guest != host for guest in guests) else None
+        with_seat[running.request.caller] += max(1.0, running.num_ahead / at.block_size) if running.promise.is_rt else 1
+    all_seated, work = sum(with_seat.values()), dict(with_seat)
+    for caller, tokens in waiting.callers.items():
+        work[caller] = work.get(caller, 0.0) + tokens / at.block_size
+    for host in sorted(with_seat, key=work.__getitem__, reverse=True):
+        if work[host] >= HOST * (all_seated + waiting.callers[host] / at.block_size):
+            return host if guests != {host} else None
     return None
 
 

@@ -204,9 +204,28 @@ class TestTheBound:
         assert select(decodes, seated, [], at).predicted_s == pytest.approx(0.06, abs=0.001), "twice the decodes"
         assert ran(select([], [chat("rt", 0.9, prompt=400)], [], at)) == [("rt", 400)], "no chat waits for it"
 
+    def test_where_steps_pause_a_chat_of_another_caller_waits_for_one_layer_beside_documents(self) -> None:
+        """The chat's prompt takes 0.02 s alone: a layer takes 0.006 s at most, and a third of S_pf fits in any case."""
+        at = replace(moment(), pivot=300, layers=5, firsts=[("other", 0.02)])
+        seated = [document("d", prompt=1000)]
+        assert ran(select([], seated, [], at)) == [("d", pytest.approx(200, abs=1))]
+        at.layers = 2
+        assert ran(select([], seated, [], at)) == [("d", pytest.approx(100, abs=1))]
+        at.firsts = [("", 0.02)]
+        assert ran(select([], seated, [], at)) == [("d", 512)], "its own: its promise counts"
+
+    def test_beside_guests_the_prompts_of_a_host_are_no_longer_than_a_layer_may_be(self) -> None:
+        at = replace(moment(), pivot=300, layers=5, firsts=[("", 0.02), ("other", 0.02)])
+        prompts = [chat("host's", 9.0, prompt=1000)]
+        assert ran(select([], prompts, [], at)) == [("host's", pytest.approx(200, abs=1))]
+        at.layers = 0
+        assert ran(select([], prompts, [], at)) == [("host's", 300)]
+        at.firsts = at.firsts[:1]
+        assert ran(select([], prompts, [], at)) == [("host's", 512)], "nobody else may come"
+
     def test_documents_leave_room_for_a_pause_for_the_longest_prompt_that_may_come(self) -> None:
         """Of 60 ms a pause may take 30. The others are 0.01 fixed, 0.001 for the decode, and 0.019 for 190 tokens."""
-        at = replace(moment(), pauses=True, firsts=[("bob", 0.01), ("eve", 0.03)])
+        at = replace(moment(), layers=12, firsts=[("bob", 0.01), ("eve", 0.03)])
         found = select([chat("a", 0.06, output=3)], [], [document("d", prompt=400)], at, free=50)
         assert ran(found) == [("a", 1), ("d", pytest.approx(190, abs=1))]
 
