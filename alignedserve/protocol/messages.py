@@ -284,6 +284,9 @@ class Acknowledge:
 Attempt: TypeAlias = tuple[str, int]  # (request, attempt)
 
 
+SEEN_S = 4.0  # after which what a worker saw of prompts that had to wait counts e times less
+
+
 @dataclass(frozen=True, slots=True)
 class Backlog:
     """The prompts that a worker has still to run, and the time of one more; all zero where nothing is known yet."""

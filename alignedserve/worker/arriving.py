@@ -10,7 +10,7 @@ the attempt's Commit or Keep names them, or a Release gives them up. A new attem
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from alignedserve.core import units_for
 from alignedserve.explain.decisions import DecisionRing, Kind
@@ -60,11 +60,15 @@ class PromptQueue:
         self._memory.lose(running)
         self._here.move(running, State.WAITING, first=True)
 
-    def num_old(self, only_rt: bool) -> int:
-        """Return how many prompts, all or real-time ones, wait since before the step in flight was chosen."""
+    def num_old(self, only_rt: bool, drawing: Collection[str] = ()) -> int:
+        """Return how many prompts, all or real-time ones, wait since before the step in flight was chosen, but for
+        requests of `drawing`, which get their first tokens with the step."""
+        others = self._came_in_step
+        if drawing:
+            others = others.union(running for running in self.waiting if running.request.id in drawing)
         if only_rt:
-            return len(self.waiting.real_time) - sum([running.promise.is_rt for running in self._came_in_step])
-        return len(self.waiting) - len(self._came_in_step)
+            return len(self.waiting.real_time) - sum([running.promise.is_rt for running in others])
+        return len(self.waiting) - len(others)
 
     def run_amid(self, prompts: Iterable[WorkerRequest]) -> None:
         """Note that prompts run in a pause of the step in flight: they wait no more."""

@@ -12,12 +12,11 @@ from alignedserve.cost.model import EMPTY
 from alignedserve.cost.trials import Bounds, Trial
 from alignedserve.protocol.commands import Command, RunStep, SetTimer
 from alignedserve.protocol.events import StepDone
-from alignedserve.protocol.messages import Backlog
+from alignedserve.protocol.messages import SEEN_S, Backlog
 from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
-_MEMORY_S = 4.0  # after which an observation counts e times less
 _MOST = 20.0  # times what the cost model says: prompts that wait for seats say little of the next prompts
 _MODEL_S = 0.25  # the cost model counts as much as this many seconds of observation
 
@@ -39,7 +38,7 @@ class _Passed:
         return max(model_s, (seconds * seen_s + _MODEL_S * model_s) / (seconds + _MODEL_S))
 
     def _left(self, now: float) -> float:
-        return exp(min(0.0, self._at - now) / _MEMORY_S)
+        return exp(min(0.0, self._at - now) / SEEN_S)
 
 
 class PromptRate(WorkerPart):
@@ -50,8 +49,9 @@ class PromptRate(WorkerPart):
     divided by the prompt tokens that ran meanwhile. For example, if 2,000 tokens ran in 4 s while prompts waited, a
     token takes 2 ms. Older observations count less; while nothing waits, the cost model is believed again.
 
-    A prompt had to wait if a step was chosen while the prompt was here, and did not run the whole prompt. Time in which
-    prompts waited for memory alone does not count: admission predicts that wait. Copies from the pool are counted
+    A prompt had to wait if a step was chosen while the prompt was here, and did not run the whole prompt. Choices that
+    get their first tokens with the step do not wait. Time in which prompts waited for memory alone does not count
+    either: admission predicts that wait. Copies from the pool are counted
     apart, by the cost model: copies before a step come on top of computing, copies beside steps count only for the time
     beyond computing.
     """
@@ -69,22 +69,24 @@ class PromptRate(WorkerPart):
             beside = self._steps.beside(plan.number)
             others = () if beside is None else [chunk.request for chunk in beside.chunks]  # these do not wait either
             prompts = [running for running in self._here.unfinished if running.request.id not in others]
+            drawing = {draw.request for run in (plan, beside) if run is not None for draw in run.draws}
             copied_s, self._fetched_s = self._pace.fetched_s - self._fetched_s, self._pace.fetched_s
             for only_rt in (True, False):
                 seated = [running for running in prompts if running.promise.is_rt or not only_rt]
-                self._count(only_rt, seated, in_step, event.seconds, copied_s, now)
+                waiting = self._queue.num_old(only_rt, drawing)
+                self._count(only_rt, seated, waiting, in_step, event.seconds, copied_s, now)
 
     def _count(
         self,
         only_rt: bool,
         seated: Sequence[WorkerRequest],
+        waiting: int,
         in_step: dict[str, int],
         seconds: float,
         copied_s: float,
         now: float,
     ) -> None:
         """Count a step of `seconds`, and the time since the step before, less the time of copies."""
-        waiting = self._queue.num_old(only_rt)
         is_cut = any(running.num_ahead > in_step.get(running.request.id, 0) for running in seated)
         has_left, since = waiting > 0 or is_cut, self._waited_from[only_rt]
         tokens = sum(in_step.get(running.request.id, 0) for running in seated)

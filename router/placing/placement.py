@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, inf
 from typing import TypeAlias
 
 from alignedserve.core import KEEPS_ALL, WORKERS, Request, Retention, Role, ServiceClass
 from alignedserve.policies.kinds import PolicyKind, WorkerChoice
-from alignedserve.protocol.messages import Backlog, Member, Report
+from alignedserve.protocol.messages import SEEN_S, Backlog, Member, Report
 from alignedserve.router.placing.admission import WorkAhead
 from alignedserve.router.placing.answers import NO_SHORTAGE, AnswersAhead, Shortage
 from alignedserve.router.placing.custom import CustomPlacement
@@ -90,6 +90,24 @@ class _Prompts:
     def before(self, is_first: bool) -> float:
         """Return the time of the prompts before a new prompt. `is_first`: only real-time prompts run before."""
         return self.rt_s if is_first else self.all_s
+
+    def loaded_token_s(self, is_first: bool, now: float) -> float:
+        """Return the time of one more prompt token behind and beside what is there.
+
+        A worker that has nothing to run tells nothing: from then on what it saw counts less and less, as there."""
+        told = self.told
+        seen_s = told.rt_loaded_token_s if is_first else told.loaded_token_s
+        idle_s = now - self.at - self.before(is_first)
+        if idle_s <= 0.0 or seen_s == told.prompt_token_s:
+            return seen_s
+        return told.prompt_token_s + (seen_s - told.prompt_token_s) * exp(-idle_s / SEEN_S)
+
+    def pass_time(self, now: float) -> None:
+        all_token_s, rt_token_s = self.loaded_token_s(False, now), self.loaded_token_s(True, now)
+        if (all_token_s, rt_token_s) != (self.told.loaded_token_s, self.told.rt_loaded_token_s):
+            self.told = replace(self.told, loaded_token_s=all_token_s, rt_loaded_token_s=rt_token_s)
+        passed_s, self.at = now - self.at, now
+        self.all_s, self.rt_s = max(0.0, self.all_s - passed_s), max(0.0, self.rt_s - passed_s)
 
 
 _NO_PROMPTS = _Prompts()
@@ -329,7 +347,7 @@ class Placement:
         if worker is None:
             return WorkAhead(memory=memory)
         told, work = self._told(worker), self._work(worker, request, known)
-        prompt_s, loaded_s = work.seconds(told.prompt_token_s), work.seconds(self._loaded_token_s(told, request))
+        prompt_s, loaded_s = work.seconds(told.prompt_token_s), work.seconds(self._loaded_token_s(worker, request, now))
         wait_s = self._wait_s(worker, request.service, now) + max(0.0, loaded_s - prompt_s)  # others slow it down too
         return WorkAhead(
             wait_s,
@@ -427,9 +445,8 @@ class Placement:
         """Add the prompt, with its time there, to the worker's backlog, and return the decode worker that the request
         should go on to, if any."""
         if (prompts := self._prompts.get(worker)) is not None:
-            passed_s, prompts.at = now - prompts.at, now
-            prompts.all_s = max(0.0, prompts.all_s - passed_s) + loaded_s
-            prompts.rt_s = max(0.0, prompts.rt_s - passed_s)
+            prompts.pass_time(now)
+            prompts.all_s += loaded_s
             if request.service is ServiceClass.RT:
                 prompts.rt_s += loaded_s
         if self._policy.reuse:
@@ -502,7 +519,8 @@ class Placement:
 
     def _first_token_s(self, worker: str, request: Request, known: Known, now: float) -> float:
         """Return the seconds until the first token of a request that the worker would get now."""
-        return self._wait_s(worker, request.service, now) + self._loaded_s(worker, request, known)
+        loaded_s = self._work(worker, request, known).seconds(self._loaded_token_s(worker, request, now))
+        return self._wait_s(worker, request.service, now) + loaded_s
 
     def _wait_s(self, worker: str, service: ServiceClass, now: float) -> float:
         """Return the wait for the prompts that go before a new prompt of this class."""
@@ -535,13 +553,9 @@ class Placement:
         """Return the time of the prompt alone: to compute what neither device nor pool has, and to copy."""
         return self._work(worker, request, known).seconds(self._told(worker).prompt_token_s)
 
-    def _loaded_s(self, worker: str, request: Request, known: Known) -> float:
-        """Return the time of the prompt behind and beside what the worker has."""
-        return self._work(worker, request, known).seconds(self._loaded_token_s(self._told(worker), request))
-
-    def _loaded_token_s(self, told: Backlog, request: Request) -> float:
+    def _loaded_token_s(self, worker: str, request: Request, now: float) -> float:
         is_first = self._policy.ordering.puts_first(request.service)
-        return told.rt_loaded_token_s if is_first else told.loaded_token_s
+        return self._prompts.get(worker, _NO_PROMPTS).loaded_token_s(is_first, now)
 
     def _told(self, worker: str) -> Backlog:
         return self._prompts.get(worker, _NO_PROMPTS).told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import e
 
 import pytest
 from hypothesis import given
@@ -119,6 +120,19 @@ class TestTime:
         ahead = found.ahead_of(rt(1000), POOL, NOW)
         assert (ahead.prompts_s, ahead.prompt_s, ahead.token_s) == pytest.approx((0.5 + 1.0, 1.0, TOKEN_S))
         assert found.ahead_of(be(1000), POOL, NOW).prompts_s == pytest.approx(0.5 + 2.0)
+
+    def test_an_idle_worker_is_taken_to_be_slow_for_some_seconds_only(self) -> None:
+        """It tells nothing more, so a chat that the router refuses would be refused for ever."""
+        found = placement("prefill-0")
+        found.progressed("prefill-0", Backlog(0.5, TOKEN_S, 0.5, 3 * TOKEN_S, 2 * TOKEN_S), 100, NOW)
+        waits = [found.ahead_of(rt(1000), POOL, NOW + 0.5 + seconds).prompts_s for seconds in (0.0, 4.0, 60.0)]
+        assert waits == pytest.approx([1.0, 1.0 / e, 0.0], abs=1e-6)
+
+    def test_a_prompt_that_is_placed_does_not_make_it_slow_again(self) -> None:
+        found = placement("prefill-0")
+        found.progressed("prefill-0", Backlog(0.0, TOKEN_S, 0.0, 3 * TOKEN_S, 2 * TOKEN_S), 100, NOW)
+        place(found, "prefill-0", replace(rt(100), salt="unlike"), NOW + 60.0)
+        assert found.ahead_of(rt(1000), POOL, NOW + 60.0).prompts_s == pytest.approx(0.1, rel=1e-3)
 
 
 class TestMemoryOfAWorker:

@@ -32,11 +32,13 @@ SHAPES = [
 class Machine:
     """A worker without a pool and what it told; each step takes as long as a test says."""
 
-    def __init__(self, num_blocks: int = 1000, max_batch: int = 8, tells_seconds: bool = False) -> None:
+    def __init__(
+        self, num_blocks: int = 1000, max_batch: int = 8, tells_seconds: bool = False, reuse: bool = False
+    ) -> None:
         """The cost model learns from steps that tell how long they took."""
         costs = cost_of([Point(shape, TOKEN_S * shape.tokens) for shape in SHAPES])
         limits = replace(LIMITS, num_blocks=num_blocks, max_step_tokens=STEP, max_batch=max_batch)
-        self._core = decode_core(WorkerSetup(limits, Policy(chunking=Chunking.FIXED, reuse=False), costs))
+        self._core = decode_core(WorkerSetup(limits, Policy(chunking=Chunking.FIXED, reuse=reuse), costs))
         self._tells_seconds = tells_seconds
         self._plan: StepPlan | None = None
         self._prompts = dict[str, int]()  # request -> prompt tokens that have not run
@@ -59,13 +61,18 @@ class Machine:
         for chunk in plan.chunks:
             self._prompts[chunk.request] -= len(chunk.tokens)
         through = [chunk.request for chunk in plan.chunks if not self._prompts[chunk.request]]
-        tokens = [(name, 7) for name in (*through, *(decode.request for decode in plan.decodes))]
+        others = (part.request for part in (*plan.decodes, *plan.draws))
+        tokens = [(name, 7) for name in (*through, *others)]
         told_s = seconds if self._tells_seconds else 0.0
         self._do(self._core.handle(StepDone(StepResult(plan.number, tuple(tokens)), told_s), self.now))
 
     def run_all(self, seconds: float) -> None:
         while self._plan is not None:
             self.end_step(seconds)
+
+    @property
+    def draws(self) -> int:
+        return 0 if self._plan is None else len(self._plan.draws)
 
     @property
     def backlog(self) -> Backlog:
@@ -137,6 +144,20 @@ def test_some_seconds_later_the_cost_model_is_believed_again(seconds: float, sha
         assert backlog.loaded_token_s > share * 0.1 / STEP
     else:
         assert backlog.loaded_token_s == pytest.approx(backlog.prompt_token_s, rel=0.1)
+
+
+def test_choices_that_get_their_tokens_with_the_first_one_did_not_wait() -> None:
+    """The first one runs two tokens beside a decode: such a step says nothing of the time of a token."""
+    machine = Machine(tells_seconds=True, reuse=True)
+    asked = request("c", prompt=2, max_tokens=2)
+    machine.come(chat("beside", prompt=1, max_tokens=100))
+    machine.come(*(replace(asked, id=f"c{at}", sampling=replace(asked.sampling, seed=at)) for at in range(4)))
+    machine.end_step(0.1)
+    assert machine.draws == 3
+    machine.end_step(0.1)
+    machine.end_step(0.1)
+    assert machine.backlog.rt_loaded_token_s == pytest.approx(machine.backlog.prompt_token_s)
+    assert machine.backlog.loaded_token_s == pytest.approx(machine.backlog.prompt_token_s)
 
 
 def test_a_prompt_that_came_during_the_step_did_not_wait() -> None:
