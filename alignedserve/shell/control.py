@@ -115,8 +115,8 @@ def ask(port: int, order: LauncherOrder) -> Iterator[str]:
         try:
             connection.connect(str(path))
         except OSError as error:
-            here = f"you serve nothing on port {port} of this machine"
-            raise ControlError(f"{here}, or not with this TMPDIR: {path} does not answer ({error.strerror})") from None
+            here = f"you serve nothing on port {port} of this machine (--port names another), or not with this TMPDIR"
+            raise ControlError(f"{here}: {path} does not answer ({error.strerror})") from None
         connection.sendall(_written(order))
         with connection.makefile(encoding="utf-8") as lines:
             for line in lines:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import queue
 
 import pytest
 
+from alignedserve.config.config import Config
+from alignedserve.config.sections import ServerConfig
 from alignedserve.launch import screen
 from alignedserve.launch.screen import StartScreen
 from alignedserve.signs import Sign, Stage
@@ -52,3 +55,11 @@ def test_elsewhere_a_long_start_writes_a_line_of_the_log_now_and_then(
         "starting: decode-0 reads weights: 20.0 of 30.0 GB",
     ], "a quick start says nothing, and what stands still is not said again"
     assert file.getvalue() == ""
+
+
+@pytest.mark.parametrize(("port", "command"), [(8000, "alignedserve stop"), (9170, "alignedserve stop --port 9170")])
+def test_the_command_that_stops_it_names_another_port(port: int, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "is_ready", lambda _: True)
+    said = queue.Queue[str]()
+    screen.announce_when_ready(Config(model="demo", server=ServerConfig(port=port)), said.put)
+    assert said.get(timeout=30).splitlines()[-1] == f"stop: Ctrl-C, or {command}"
