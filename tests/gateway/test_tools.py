@@ -241,6 +241,23 @@ def test_a_call_may_be_demanded_of_any_model(any_model: TextModel, choice: Any) 
     assert not any(follows(gateway, text) for text in broken)
 
 
+@pytest.mark.parametrize("said", ['<tool_call>\n{"name": "wea', '\n<tool_call>\n{"na', "\n<tool"])
+def test_a_demanded_call_that_is_cut_off_before_its_name_is_no_text(hermes: TextModel, said: str) -> None:
+    before = "" if said.startswith("<") else hermes.call_format.write([ROM])
+    ids = ids_of(hermes, before + said)
+    for is_streamed in (False, True):
+        gateway = Gateway(hermes, FakeOwner(*((token,) for token in ids)), max_model_len=LONG)
+        asked = gateway.chat(**TOOLS, tool_choice="required", stream=is_streamed, max_tokens=len(ids))
+        if is_streamed:
+            chunks = [chunk["choices"][0] for chunk in data_lines(asked)[:-1]]
+            assert "".join(chunk["delta"].get("content") or "" for chunk in chunks) == ""
+            assert chunks[-1]["finish_reason"] == "length"
+        else:
+            (choice,) = asked.json()["choices"]
+            assert (choice["finish_reason"], choice["message"]["content"] or "") == ("length", "")
+            assert len(choice["message"].get("tool_calls", [])) == bool(before)
+
+
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
 ANSWER = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
 

@@ -76,6 +76,7 @@ class AnswerReader:
     def __init__(self, body: ChatRequest | CompletionRequest, text: TextModel, prompt: Sequence[int] = ()) -> None:
         """`prompt` shows whether the output begins within a reasoning. The reader holds nothing of the body."""
         self._calls: CallReader | None = None
+        self._is_all_calls = False  # whether calls are demanded, and nothing else
         self._splitter: Splitter | None = None
         self._includes_stop, self._shows_reasoning = bool(body.include_stop_str_in_output), True
         skip_special = body.skip_special_tokens is not False
@@ -86,6 +87,7 @@ class AnswerReader:
                 form = (body.format and body.format.call_format(text)) or text.call_format
                 hidden = tuple(text.special_markers(form.markers)) if skip_special else ()
                 self._calls = CallReader(form, body.functions, body.most_calls, hidden)
+                self._is_all_calls = body.demanded_calls is not None
                 markers += form.markers
             if (family := text.reasoning) is not None:
                 hidden = tuple(text.special_markers(family.markers)) if skip_special else ()
@@ -151,7 +153,8 @@ class AnswerReader:
             piece.text += text
             return
         for found in [self._calls.feed(text), *([self._calls.flush()] if is_last else [])]:
-            piece.text += found.text
+            if not self._is_all_calls:  # text is then the beginning of a call that the limit of tokens has cut off
+                piece.text += found.text
             if found.parts:
                 piece.calls = join_parts((*piece.calls, *found.parts))
 
