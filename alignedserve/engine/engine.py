@@ -54,7 +54,7 @@ from alignedserve.engine.weights.tensors import Weights
 from alignedserve.errors import PlanError, RankLost
 from alignedserve.fallbacks import fell_back
 from alignedserve.forms.device.hidden import HiddenVectors
-from alignedserve.kernels.common.adapters import StepAdapters
+from alignedserve.kernels.common.adapters import StaticAdapters, StepAdapters
 from alignedserve.kernels.common.decoder import Pauses
 from alignedserve.kernels.common.int8_kv import vector_of
 from alignedserve.kernels.common.linear import Linear
@@ -197,6 +197,7 @@ class Engine:
         self.num_blocks = num_blocks
         self.cache = self.new_cache(num_blocks + self.has_graphs)  # the last block is for padding rows (graphs.py)
         self._graphs: StepGraphs | None = None
+        self._captured_adapters: StaticAdapters | None = None  # of the step that is replayed
         self._checker = Checker(self.config, num_blocks, self.block_size, lambda run: self.form.problem(run))
 
     def new_cache(self, num_blocks: int) -> Tensor:
@@ -222,6 +223,11 @@ class Engine:
         if self.config.has_experts and not self._kernels.captures_experts:
             return f"which experts a step needs is known only when it runs, with {self._kernels.name}"
         return None if self._captures else f"attention of {self._kernels.name} looks at tables on the CPU"
+
+    @property
+    def captures_adapters(self) -> bool:
+        """Return whether there is memory for adapters, and what they add can be captured."""
+        return bool(self.adapters.most_bytes and self._adapted.layers) and self._kernels.captures_adapters
 
     @property
     def _captures(self) -> bool:
@@ -251,18 +257,31 @@ class Engine:
 
     @torch.inference_mode()
     def capture(
-        self, most: int, capture: Capture, free: Callable[[], int], least: int, *, most_tokens: int = 0
+        self,
+        most: int,
+        capture: Capture,
+        free: Callable[[], int],
+        least: int,
+        *,
+        most_tokens: int = 0,
+        with_adapters: bool = False,
     ) -> None:
         """Capture decode steps of up to `most` requests, and steps with prompts of up to `most_tokens` tokens, as long
-        as `least` bytes are free: all ranks together."""
+        as `least` bytes are free: all ranks together. `with_adapters` says that each is captured with adapters, too."""
         assert self.has_graphs, "there is no block for padding"
         scratch, captures, config = self.num_blocks, self._captures, self.config
         places = places_for(most, units_for(config.max_positions, self.block_size), self.num_blocks)
         forward, words, block_size = self._forward_captured, config.vocab_size, self.block_size
         tokens = min(most_tokens, config.max_positions)  # padding is one chunk
-        graphs = StepGraphs(most, tokens, words, forward, capture, block_size, places, scratch, self.device)
+        adapters, captures_adapters = None, self._kernels.captures_adapters
+        if self.ranks.together(int(with_adapters)):
+            adapters = StaticAdapters(max(most, tokens))
+        self._captured_adapters = adapters
+        graphs = StepGraphs(most, tokens, words, forward, capture, block_size, places, scratch, self.device, adapters)
         self.signs.stage(Stage.GRAPHS, len(graphs))
         graphs.capture_all(free, least, self.signs.advance, self.ranks)
+        if not self.ranks.together(int(self._kernels.captures_adapters is captures_adapters)):
+            self._captured_adapters = None  # their kernel failed, and a graph would keep what torch read on the CPU
         if self.ranks.together(int(self._captures is captures)):
             self._graphs = graphs
             if graphs.left_out:
@@ -394,9 +413,10 @@ class Engine:
         fold = self.config.fold if any(run.kv.dropped for run in runs) else None
         wanted = rows_wanted(plan, [first[run.request] for run in runs])
         counted = vectors.rows(first)
-        is_plain = len(lies) == len(runs) and adapters is None and fold is None and not counted
+        is_captured = adapters is None or self._captured_adapters is not None
+        is_plain = len(lies) == len(runs) and is_captured and fold is None and not counted
         if self._graphs is not None and is_plain:
-            logits = self._graphs.logits(lies, inputs, wanted)
+            logits = self._graphs.logits(lies, inputs, wanted, adapters)
             if logits is not None:
                 return logits
         spans = Spans(lies, self.block_size)
@@ -426,9 +446,9 @@ class Engine:
         return self.form.attention(for_kv, spans.num_rows, others, self.cache)
 
     def _forward_captured(self, tokens: Tensor, spans: StaticSpans, rows: Tensor | None) -> Tensor:
-        """Return the logits of a step without adapters."""
-        self._adapted.step = None
-        return self._model.forward(tokens, spans.positions, rows, attention_of(spans, self.cache, self._kernels))
+        self._adapted.step = adapters = self._captured_adapters if spans.size.adapted else None
+        attention = attention_of(spans, self.cache, self._kernels, adapters)
+        return self._model.forward(tokens, spans.positions, rows, attention)
 
     @torch.inference_mode()
     def fold(self, folds: Sequence[Sequence[int]]) -> None:

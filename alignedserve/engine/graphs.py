@@ -18,6 +18,9 @@ requests of 2,048 blocks. A step that has more blocks than there are places runs
 Which pieces of attention run side by side differs from step to step: a graph has the largest possible number of pieces,
 and those that a step does not need do nothing (kernels/triton/pieces.py).
 
+Where a worker has memory for adapters, each size is captured again with the kernels of adapters. These look up on the
+device which rows have which adapter, and where it lies: a graph serves adapters that are loaded later, of any rank.
+
 `capture` is the device's own way to capture; in tests, anything does that runs the same function again on the same
 buffers.
 """
@@ -25,6 +28,7 @@ buffers.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -37,6 +41,7 @@ from alignedserve.engine.device.ranks import ALONE, RankLinks
 from alignedserve.engine.inputs import Inputs
 from alignedserve.errors import RankLost
 from alignedserve.fallbacks import fell_back
+from alignedserve.kernels.common.adapters import StaticAdapters, StepAdapters
 from alignedserve.kernels.common.placing import put
 from alignedserve.kernels.common.spans import BlockRoom, Lie, StaticSpans, StepSize
 
@@ -101,15 +106,19 @@ class StepGraphs:
         places: int,
         scratch: int,
         device: torch.device,
+        adapters: StaticAdapters | None = None,
     ) -> None:
         """Prepare graphs for steps of up to `most` decodes, and for steps with prompts of up to `most_tokens` tokens,
         with a place for each block of each request; `scratch` is a block of no request.
 
-        `vocabulary` is the number of logits of a token.
+        `vocabulary` is the number of logits of a token. With `adapters` there are graphs for steps with adapters, too:
+        `forward` finds those of the step there.
         """
         self._sizes = [StepSize(size, size) for size in sizes(most)]
         self._sizes += [StepSize(size, min(size, most + 1), _MOST_CHUNKS) for size in sizes_with_prompts(most_tokens)]
-        self._forward, self._capture = forward, capture
+        if adapters is not None:
+            self._sizes += [size._replace(adapted=True) for size in self._sizes]
+        self._forward, self._capture, self._adapters = forward, capture, adapters
         self._logits = torch.empty((most, vocabulary), device=device)
         self._block_size, self._device, self._scratch = block_size, device, scratch
         self._room = BlockRoom(places + max(most, most_tokens), device)  # padding has blocks too
@@ -127,11 +136,11 @@ class StepGraphs:
     @property
     def left_out(self) -> str:
         """Return which sizes are not captured, in words."""
-        missing = [size for size in self._sizes if size not in self._graphs]
-        decodes = ", ".join(str(size.rows) for size in missing if not size.chunks)
-        prompts = ", ".join(str(size.rows) for size in missing if size.chunks)
-        words = (f"{decodes} requests" * bool(decodes), f"{prompts} tokens with prompts" * bool(prompts))
-        return " and of ".join(filter(None, words))
+        missing = dict[str, list[str]]()
+        for size in self._sizes:
+            if size not in self._graphs:
+                missing.setdefault(_kind(size), []).append(str(size.rows))
+        return " and of ".join(f"{', '.join(rows)} {kind}" for kind, rows in missing.items())
 
     def capture_all(
         self,
@@ -140,8 +149,8 @@ class StepGraphs:
         advance: Callable[[], object] = lambda: None,
         ranks: RankLinks = ALONE,
     ) -> None:
-        """Capture all sizes, as long as `least` bytes stay free: those of decodes first, and of these and of the others
-        the largest first, since the smaller ones reuse its memory. `advance` is called after each.
+        """Capture all sizes, as long as `least` bytes stay free: those of decodes first, those with adapters last, and
+        of each kind the largest first, since the smaller ones reuse its memory. `advance` is called after each.
 
         A size that is not captured runs kernel by kernel. A size for which memory is too small is left out, and the
         smaller ones are tried: they may need less.
@@ -150,7 +159,7 @@ class StepGraphs:
         in the middle of a step would leave the others waiting for what it was to add: before they capture it together,
         each rank captures it apart, and keeps that until the memory is used again.
         """
-        for size in sorted(self._sizes, key=lambda size: (size.chunks, -size.rows)):
+        for size in sorted(self._sizes, key=lambda size: (size.adapted, size.chunks, -size.rows)):
             if ranks.together(free()) < least:
                 log.warning("%s and fewer are not captured: less than %d MB are free", _named(size), least // _MIB)
                 break
@@ -168,15 +177,13 @@ class StepGraphs:
             else:
                 log.warning("%s are not captured: %s", _named(size), why)
             advance()
-        for what, kind in (
-            ("decode steps of up to %d requests", False),
-            ("steps of up to %d tokens with prompts", True),
-        ):
-            rows = [size.rows for size in self.captured if bool(size.chunks) is kind]
-            if rows:
-                log.info(f"{what} are captured, in %d sizes", max(rows), len(rows))
+        counts = Counter(map(_kind, self.captured))
+        for kind, largest in {_kind(size): size for size in self.captured}.items():
+            log.info("%s are captured, in %d sizes", _named(largest, "up to "), counts[kind])
 
-    def logits(self, lies: Sequence[Lie], inputs: Inputs, wanted: Sequence[int]) -> Tensor | None:
+    def logits(
+        self, lies: Sequence[Lie], inputs: Inputs, wanted: Sequence[int], adapters: StepAdapters | None = None
+    ) -> Tensor | None:
         """Return the logits of these rows of a step, valid until the next call.
 
         None if the step's size is not captured, or if its requests do not fit that size, or have more blocks than there
@@ -184,7 +191,7 @@ class StepGraphs:
         """
         rows = len(inputs.tokens)
         has_prompts = rows > len(lies) or [*wanted] != [*range(rows)]
-        graph = self._graphs.get(self._size_for(rows, has_prompts))
+        graph = self._graphs.get(self._size_for(rows, has_prompts, adapters is not None))
         if graph is None:
             return None
         size = graph.spans.size
@@ -195,13 +202,16 @@ class StepGraphs:
             fell_back(SHARING, f"captured steps have room for {len(self._room)} blocks", STEP_BY_STEP)
             return None
         graph.spans.place(lies)
+        if adapters is not None and self._adapters is not None:
+            self._adapters.place(adapters)
         inputs.put(graph.tokens[:rows])
         if graph.rows is not None:
             put(graph.rows[: len(wanted)], torch.tensor(wanted, dtype=torch.long))
         return graph.replay()[: len(wanted)]
 
-    def _size_for(self, rows: int, has_prompts: bool) -> StepSize:
-        fitting = (size for size in self._sizes if size.rows >= rows and bool(size.chunks) is has_prompts)
+    def _size_for(self, rows: int, has_prompts: bool, has_adapters: bool) -> StepSize:
+        kind = has_prompts, has_adapters
+        fitting = (size for size in self._sizes if size.rows >= rows and (bool(size.chunks), size.adapted) == kind)
         return next(fitting, StepSize(0, 0))
 
     def _padding(self, size: StepSize, rows: int) -> list[Lie]:
@@ -225,8 +235,14 @@ class StepGraphs:
             raise RankLost(f"too little memory to capture {_named(size)}, which fitted before: {why}") from error
 
 
-def _named(size: StepSize) -> str:
-    return f"steps of {size.rows} tokens with prompts" if size.chunks else f"decode steps of {size.rows} requests"
+def _named(size: StepSize, about: str = "") -> str:
+    return f"{'steps' if size.chunks else 'decode steps'} of {about}{size.rows} {_kind(size)}"
+
+
+def _kind(size: StepSize) -> str:
+    """Return what a size counts, in words: "tokens with prompts and adapters", for example."""
+    beside = [*("prompts",) * bool(size.chunks), *("adapters",) * size.adapted]
+    return ("tokens" if size.chunks else "requests") + " with " * bool(beside) + " and ".join(beside)
 
 
 def _out_of_memory(error: BaseException | None) -> str | None:

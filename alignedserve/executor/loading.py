@@ -141,7 +141,8 @@ def _captured(engine: Engine, config: Config) -> str | None:
     least = config.engine.gpu_reserve_mb << 19
     try:
         capture, free = CudaCapture(engine.device), lambda: free_memory(engine.device) or 0
-        engine.capture(config.engine.seats, capture, free, least, most_tokens=config.engine.step_tokens)
+        tokens, with_adapters = config.engine.step_tokens, engine.captures_adapters
+        engine.capture(config.engine.seats, capture, free, least, most_tokens=tokens, with_adapters=with_adapters)
     except RankLost:
         raise
     except RankGaveUp as error:

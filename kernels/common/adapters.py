@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from alignedserve.kernels.common.spans import Refilled
+
 PANEL = 64  # outputs
 MOST_PARTS = 3  # csrc/kernels.h has the same number
 
@@ -100,7 +102,7 @@ class AdapterWeights:
     def __init__(self, layers: Sequence[LayerAdapter | None]) -> None:
         """`layers` has an entry for each layer that adapters may change, None where this adapter changes nothing."""
         self.layers = tuple(layers)
-        self.table: Tensor | None = None  # of addresses, where GPU kernels need one
+        self.table: Tensor | None = None  # of addresses, on a GPU whose kernels need one
         changed = [layer for layer in layers if layer is not None]
         self.num_bytes = sum(layer.num_bytes for layer in changed)
         self.device, self.dtype = changed[0].a.device, changed[0].a.dtype
@@ -143,7 +145,7 @@ class StepAdapters:
     @cached_property
     def last(self) -> int:
         """Return the last row that has an adapter."""
-        return max(int(group.rows.max()) for group in self.groups)
+        return max((group.rows.tolist()[-1] for group in self.groups), default=-1)
 
     @cached_property
     def indices(self) -> list[Tensor]:
@@ -158,3 +160,21 @@ class StepAdapters:
     def _groups_in_c(self) -> Array[CGroup]:  # kept, since C++ has only its address
         made = (CGroup(addressof(own.weights.in_c), own.rows.data_ptr(), len(own.rows)) for own in self.groups)
         return (CGroup * len(self.groups))(*made)
+
+
+class StaticAdapters(StepAdapters):
+    """The adapters of steps that are captured once and replayed: `place` puts those of another step there.
+
+    Kernels that are captured read `tables`, in memory that stays, with room for steps of up to `rows` tokens.
+    """
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(())
+        self.rows = rows
+
+    def place(self, step: StepAdapters) -> None:
+        for name in ("last", "indices", "in_c", "_groups_in_c"):
+            self.__dict__.pop(name, None)  # of the step before
+        self.groups = step.groups
+        if isinstance(self.tables, Refilled):
+            self.tables.refill()

@@ -61,6 +61,11 @@ class Reference:
         return False
 
     @property
+    def captures_adapters(self) -> bool:
+        """Return whether what adapters add can be captured: which rows have which adapter is read on the device."""
+        return False
+
+    @property
     def identity(self) -> str:
         return f"{self.name}, torch {torch.__version__}"
 

@@ -194,6 +194,7 @@ class StepSize(NamedTuple):
     rows: int  # tokens: always as many
     decodes: int  # most requests with one token each
     chunks: int = 0  # most requests with more tokens
+    adapted: bool = False  # whether some have adapters
 
     def holds(self, lies: Sequence[Lie]) -> bool:
         decodes = sum(lie.queries == 1 for lie in lies)

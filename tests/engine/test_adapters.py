@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
-from alignedserve.core import StepPlan
+from alignedserve.core import Chunk, Decode, StepPlan
 from alignedserve.engine.adapters.lora import read_lora
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError
+from alignedserve.fallbacks import fallbacks
+from alignedserve.kernels.common.adapters import StepAdapters
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kvpool.arena.arena import Arena
 from tests.adapters import make_adapter, named, with_adapter
-from tests.engine.driver import Driver, Live, prompt_of
+from tests.conftest import SOAK
+from tests.engine.driver import PLENTY, Driver, Live, Replays, prompt_of
+from tests.engine.test_graphs import triton
 from tests.engine.test_ranks import Both
 from tests.rare import rarely, thinned
 from tests.reference import Tally, compare
@@ -179,6 +188,174 @@ def test_two_ranks_say_what_a_single_rank_says(
     with ThreadPoolExecutor(2) as pool:
         shared = said(Both(folder, pool))
     assert shared == said(Engine(folder, num_blocks=40, block_size=8, dtype="float32"))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("gqa-untied", "reference"), ("opt", "reference"), ("qwen2", "triton"), ("gqa-untied", "c++")],
+)
+def test_captured_steps_with_and_without_adapters_say_what_peft_says(
+    name: str,
+    kind: str,
+    folder_of: Callable[[str], Path],
+    reference_of: Callable[[Path], Any],
+    adapters_of: Callable[[Path], dict[str, Path]],
+    tally: Tally,
+) -> None:
+    """The steps are captured before an adapter is loaded. Most are begun before the step before is read."""
+    folder, count = folder_of(name), 3 if kind == "triton" else 5
+    driver, replays = captured(folder, {"reference": Reference, "triton": triton}.get(kind, lambda: None)())
+    made = adapters_of(folder)
+    adapters = {key: named(key, path, folder) for key, path in made.items()}
+    keys = ("wide", "few-layers", "", "wide", "")[:count]
+    lives = [driver.start_either_way(f"r{n}", prompt_of(n, 3 + 4 * n), TOKENS) for n in range(count)]
+    for live, key in zip(lives, keys, strict=True):
+        live.adapter = adapters.get(key)
+        driver.prefill(live, [5])
+    driver.engine.reads_later, number = True, driver.steps
+    while opened := [live for live in lives if len(live.output) < TOKENS]:
+        chosen, begun = driver.random.sample(opened, driver.random.randint(1, len(opened))), []
+        for ahead in range(min(2, TOKENS - max(len(live.output) for live in chosen))):
+            number += 1
+            decodes = [live.decode_ahead(None if ahead else live.output[-1], ahead) for live in chosen]
+            begun.append(driver.engine.begin(StepPlan(number, (), tuple(decodes))))
+        for step in begun:
+            for live, (request, token) in zip(chosen, step.result().tokens, strict=True):
+                assert live.name == request
+                live.output.append(token)
+    for live, key in zip(lives, keys, strict=True):
+        model = with_adapter(folder, made[key]) if key else reference_of(folder)
+        compare(model, live.prompt, live.output, tally, f"{name} {key}, captured")
+    assert len(replays.sizes) == number, "all were replayed"
+
+
+def captured(folder: Path, kernels: Kernels | None, **options: Any) -> tuple[Driver, Replays]:
+    engine = Engine(folder, num_blocks=60, block_size=8, dtype="float32", kernels=kernels, has_graphs=True, **options)
+    replays = Replays()
+    engine.capture(6, replays, lambda: PLENTY, 0, most_tokens=20, with_adapters=True)
+    return Driver(engine, 5), replays
+
+
+def test_a_captured_step_has_whatever_adapters_its_plan_names(
+    folder_of: Callable[[str], Path], adapters_of: Callable[[Path], dict[str, Path]], tmp_path: Path
+) -> None:
+    """Random steps, with adapters of ranks that were not there when steps were captured, and one that cannot be read;
+    the engine keeps one adapter at a time, and the weights are quantised."""
+    folder = folder_of("gqa-untied")
+    paths = adapters_of(folder) | {
+        "large": make_adapter(folder, tmp_path / "large", seed=9, rank=70, scale=0.1),
+        "gone": make_adapter(folder, tmp_path / "gone", seed=8),
+    }
+    adapters = [None, *(named(key, path, folder) for key, path in paths.items())]
+    shutil.rmtree(paths["gone"])
+    options: dict[str, Any] = {"quantization": Quantization.INT8, "adapter_bytes": 1}
+    for seed in range(60 if SOAK else 8):
+        (ours, replays), chance = captured(folder, Reference(), **options), random.Random(seed)
+        plain = Driver(
+            Engine(folder, num_blocks=60, block_size=8, dtype="float32", kernels=Reference(), **options), seed
+        )
+        lives = [plain.start(f"r{n}", prompt_of(seed + n, chance.randint(1, 12)), 5) for n in range(5)]
+        for live in lives:
+            live.adapter = chance.choice(adapters)
+        number, ended, replayed = 0, set[str](), 0
+        while going := [live for live in lives if live.name not in ended and len(live.output) < 5]:
+            number += 1
+            parts = [
+                live.chunk(chance.randint(1, 6)) if live.in_prompt else live.decode()
+                for live in chance.sample(going, chance.randint(1, min(3, len(going))))
+            ]
+            chunks = tuple(part for part in parts if isinstance(part, Chunk))
+            plan = StepPlan(number, chunks, tuple(part for part in parts if isinstance(part, Decode)))
+            expected, found = plain.engine.step(plan), ours.engine.step(plan)
+            assert (found.tokens, found.unsampled) == (expected.tokens, expected.unsampled)
+            ended |= {*found.unsampled}
+            for live in going:
+                live.output += [token for request, token in found.tokens if request == live.name]
+            replayed += 1
+        assert len(replays.sizes) == replayed
+        held = ours.engine._captured_adapters
+        assert held is not None
+        assert len(held.groups) <= 3, "no graph keeps adapters of an earlier step"
+
+
+def test_captured_ranks_say_what_a_single_rank_says(
+    folder_of: Callable[[str], Path], adapters_of: Callable[[Path], dict[str, Path]]
+) -> None:
+    folder = folder_of("gqa-untied")
+    adapters = {key: named(key, path, folder) for key, path in adapters_of(folder).items()}
+
+    def said(engine: Any) -> tuple[list[list[int]], int]:
+        driver = Driver(engine, 7)
+        lives = [driver.start(f"r{number}", prompt_of(number, 9 + 7 * number), TOKENS) for number in range(3)]
+        lives[0].adapter, lives[2].adapter = adapters["wide"], adapters["few-layers"]
+        run_all(driver, lives)
+        return [live.output for live in lives], driver.steps
+
+    with ThreadPoolExecutor(2) as pool:
+        both, replays = Both(folder, pool, has_graphs=True), [Replays(), Replays()]
+
+        def capture(engine: Engine, replays: Replays) -> None:
+            engine.capture(4, replays, lambda: PLENTY, 0, most_tokens=20, with_adapters=True)
+
+        assert [*pool.map(capture, both.engines, replays)] == [None, None]
+        shared = said(both)
+    assert [len(one.sizes) for one in replays] == [shared[1]] * 2
+    assert shared == said(Engine(folder, num_blocks=40, block_size=8, dtype="float32"))
+
+
+def test_where_memory_is_short_steps_with_adapters_are_the_first_that_are_not_captured(
+    folder_of: Callable[[str], Path], adapters_of: Callable[[Path], dict[str, Path]]
+) -> None:
+    folder, free = folder_of("gqa-untied"), count(100, -11)
+    engine, replays = Engine(folder, num_blocks=60, block_size=8, dtype="float32", has_graphs=True), Replays()
+    engine.capture(2, replays, lambda: next(free), 50, most_tokens=16, with_adapters=True)
+    assert [told.why for told in fallbacks()] == [
+        "there was too little memory for those of 16 tokens with prompts and adapters"
+    ]
+    driver = Driver(engine, 1)
+    live = driver.start("r", prompt_of(5, 10), TOKENS)
+    live.adapter = named("wide", adapters_of(folder)["wide"], folder)
+    driver.prefill(live)
+    assert not replays.sizes, "it ran as it is"
+    driver.run(live, parts=[live.decode()])
+    assert replays.sizes == [1]
+
+
+class _Failing(Reference):
+    """Adapters' kernel that fails at its first call, so that torch takes its place."""
+
+    fails = True
+
+    @property
+    def captures_adapters(self) -> bool:
+        return self.fails
+
+    def adapt(self, step: StepAdapters, layer: int, x: Tensor, out: Tensor) -> None:
+        self.fails = False
+        super().adapt(step, layer, x, out)
+
+
+def test_a_kernel_that_fails_while_it_is_captured_leaves_steps_without_adapters_captured(
+    folder_of: Callable[[str], Path], adapters_of: Callable[[Path], dict[str, Path]]
+) -> None:
+    folder = folder_of("gqa-untied")
+    driver, replays = captured(folder, _Failing())
+    for adapter in (named("wide", adapters_of(folder)["wide"], folder), None):
+        live = driver.start(f"{adapter}", prompt_of(5, 10), TOKENS)
+        live.adapter = adapter
+        driver.prefill(live)
+        assert len(replays.sizes) == (adapter is None)
+
+
+@pytest.mark.parametrize(("adapter_bytes", "captures"), [(0, False), (1 << 20, True)])
+def test_a_worker_without_memory_for_adapters_captures_nothing_for_them(
+    folder_of: Callable[[str], Path], adapter_bytes: int, captures: bool
+) -> None:
+    """And a worker with Reference's kernels captures none, as these read on the CPU which rows have which adapter."""
+    options: dict[str, Any] = {"num_blocks": 40, "dtype": "float32", "adapter_bytes": adapter_bytes}
+    assert not Engine(folder_of("gqa-untied"), kernels=Reference(), **options).captures_adapters
+    assert Engine(folder_of("gqa-untied"), kernels=triton(), **options).captures_adapters is captures
 
 
 def test_adapters_change_a_quantised_model(

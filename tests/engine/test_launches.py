@@ -32,6 +32,7 @@ from alignedserve.kernels.triton.decoder import TritonDecoder
 from alignedserve.kernels.triton.kernels import TritonKernels
 from alignedserve.kernels.triton.launch import interpreting
 from tests import models
+from tests.adapters import make_adapter, named
 from tests.engine.driver import Driver, prompt_of
 from tests.rare import rare
 
@@ -118,9 +119,10 @@ def step_of(
     num_requests: int,
     chunk: int,
     own_products: bool,
+    adapted: bool = False,
 ) -> Counting:
     """Return what a captured step launches. Its decodes are greedy, and go on from tokens that nobody has read; beside
-    them runs the middle of a prompt, `chunk` tokens."""
+    them runs the middle of a prompt, `chunk` tokens. Where steps are `adapted`, the last decode has an adapter."""
     engine = Engine(
         made(folder, num_hidden_layers=layers),
         num_blocks=60,
@@ -138,10 +140,13 @@ def step_of(
     lives = [driver.start(f"r{number}", (), 8) for number in range(num_requests)]
     for live in lives:
         live.output.append(5)  # it runs at position 0
+    if adapted:
+        lives[-1].adapter = named("a", make_adapter(folder, folder / "adapter", seed=1), folder)
     prompt = driver.start("prompt", prompt_of(1, chunk + 1), 1)
     chunks = (prompt.chunk(chunk),) if chunk else ()
     with counting(monkeypatch) as counts:
-        engine.capture(num_requests, counts.capture, lambda: 1 << 40, 0, most_tokens=8 if chunk else 0)
+        tokens = 8 if chunk else 0
+        engine.capture(num_requests, counts.capture, lambda: 1 << 40, 0, most_tokens=tokens, with_adapters=adapted)
         first = engine.begin(StepPlan(50, (), tuple(live.decode() for live in lives)))
         counts.copies = 0
         counts.captured.clear()
@@ -153,18 +158,20 @@ def step_of(
 
 
 @pytest.mark.parametrize(
-    ("made", "of_layer", "num_requests", "chunk", "own_products"),
+    ("made", "of_layer", "num_requests", "chunk", "own_products", "adapted"),
     [
         # norm, query + K + V, rotation and write, attention, output; norm, gate + up, activation, down
-        pytest.param(models.gqa, 9, 1, 0, False, id="dense"),
-        pytest.param(models.gqa, 10, 1, 4, False, id="with a prompt"),  # attention twice
+        pytest.param(models.gqa, 9, 1, 0, False, False, id="dense"),
+        pytest.param(models.gqa, 10, 1, 4, False, False, id="with a prompt"),  # attention twice
         # norm and query + K + V, rotation and write, attention, output; norm, gate + up and activation, down
-        pytest.param(models.gqa, 6, 1, 0, True, id="one row by our products"),
-        pytest.param(models.gqa, 8, 2, 0, True, id="norms apart"),
+        pytest.param(models.gqa, 6, 1, 0, True, False, id="one row by our products"),
+        pytest.param(models.gqa, 8, 2, 0, True, False, id="norms apart"),
+        # beside the nine of a dense layer two for each of its four products
+        pytest.param(models.gqa, 17, 2, 0, True, True, id="adapters"),
         # norm, query + K + V, rotation, write, attention, output
         # norm, router's rows to fp32, router, choice, up, down, sum
-        pytest.param(models.mixtral, 13, 2, 0, False, id="experts", marks=rare),
-        pytest.param(models.mixtral, 14, 2, 4, False, id="experts with a prompt", marks=rare),
+        pytest.param(models.mixtral, 13, 2, 0, False, False, id="experts", marks=rare),
+        pytest.param(models.mixtral, 14, 2, 4, False, False, id="experts with a prompt", marks=rare),
     ],
 )
 def test_a_captured_step_launches_no_more_kernels_than_it_did(
@@ -173,11 +180,12 @@ def test_a_captured_step_launches_no_more_kernels_than_it_did(
     num_requests: int,
     chunk: int,
     own_products: bool,
+    adapted: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, two = (
-        step_of(made, tmp_path / f"{layers}", monkeypatch, layers, num_requests, chunk, own_products)
+        step_of(made, tmp_path / f"{layers}", monkeypatch, layers, num_requests, chunk, own_products, adapted)
         for layers in (1, 2)
     )
     by_layer = two.captured - one.captured
@@ -186,8 +194,8 @@ def test_a_captured_step_launches_no_more_kernels_than_it_did(
     around = one.captured - by_layer
     assert around.total() <= 10 + bool(chunk), around
     assert one.copies == two.copies, "all layers share the tables of a step"
-    # Positions, slots, blocks, a schedule of decodes; tokens, tokens to come, wishes; a schedule of chunks, rows
-    assert two.copies <= 7 + 2 * bool(chunk)
+    # Positions, slots, blocks, a schedule of decodes; tokens, tokens to come, wishes; a schedule of chunks, rows; tiles
+    assert two.copies <= 7 + 2 * bool(chunk) + adapted
     assert two.beside == one.beside, "the host launches nothing for a layer"
 
 

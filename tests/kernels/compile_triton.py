@@ -53,7 +53,7 @@ USUAL = dict.fromkeys(("CAPPED", "SLOPED", "WITH_SINKS"), False)
 CHANGED = CHUNK | dict.fromkeys(USUAL, True)
 SMALL = {"VECTOR": 32, "HEAD_DIM": 8, "WIDTH": 16, "GROUP": 1, "BLOCK_SIZE": 33}
 # Multiples of 16, as addresses are, so that many numbers are read at once.
-STRIDES = {"row_stride", "head_stride", "inputs", "outputs", "group"}
+STRIDES = {"row_stride", "head_stride", "inputs", "outputs", "group", "x_row", "out_row"}
 INT8, OF_INT8 = {"IN_INT8": True, "VECTOR": 1040}, {"cache": "*i8", "scales": "*i16"}
 ONE_COLUMN = {"columns": 1, "stride": 1}  # Triton treats an argument that is 1 as a constant
 TURNED = {"VECTOR": 1024, "GROUP": 4, "QUERIES": 4, "HALF": 64, "HEAD_DIM": 128, "WIDTH": 128}
@@ -139,14 +139,11 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
     shrink = {"LEAST": 1e-30, "WIDTH": 1024}
     yield triton_products._shrink, shrink | {"MOST": 127, "ROUNDS": True}, {"x": "", "out": "*i8", "of_rows": FLOAT}
     yield triton_products._shrink, shrink | {"MOST": 448.0, "ROUNDS": False}, {"x": "", "out": FP8, "of_rows": FLOAT}
-    of_adapters = {"layer": LONG, "tiles": INT, "rows": INT, "sums": FLOAT}
-    tile = {"FIELDS": 18, "RANKS": 64, "ROWS": 16, "WIDE": False}
-    yield triton_adapters._sum_ranks, tile | {"INPUTS": 64}, of_adapters | {"x": ""}
-    yield (
-        triton_adapters._add_panels,
-        tile | {"PART": 8, "ALL_RANKS": 128, "PANEL": 64, "PAIR": 2},
-        of_adapters | {"out": ""},
-    )
+    of_adapters = {"tiles": LONG, "sums": FLOAT}
+    tile = {"FIELDS": 18, "ALL_RANKS": 768, "RANKS": 16, "ROWS": 16, "WIDE": False}
+    yield triton_adapters._sum_ranks, tile | {"INPUTS": 128}, of_adapters | {"x": ""}
+    panel = {"BEFORE_PARTS": 3, "OF_PART": 5, "PARTS": 3, "PANEL": 64, "PAIR": 2}
+    yield triton_adapters._add_panels, tile | panel, of_adapters | {"out": ""}
     of_choice = {"bias": FLOAT, "chosen": LONG, "shares": FLOAT, "factor": "fp32"}
     for kind in ({}, {"SOFTMAX": True, "BIASED": False, "GROUPS": 1, "TAKEN_GROUPS": 1}):
         yield triton_experts._route, ROUTE | kind, of_choice

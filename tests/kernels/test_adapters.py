@@ -4,12 +4,18 @@ interpreter, against the product in fp64, on random shapes that divide nothing."
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 
-from alignedserve.kernels.common.adapters import AdapterPart, AdapterWeights, LayerAdapter, StepAdapters
+from alignedserve.kernels.common.adapters import (
+    AdapterPart,
+    AdapterWeights,
+    LayerAdapter,
+    StaticAdapters,
+    StepAdapters,
+)
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.native.kernels import Native
 from tests.conftest import SOAK
@@ -41,11 +47,11 @@ def some_threads(request: pytest.FixtureRequest) -> Iterator[None]:
 class Case:
     """A step of some rows, of which some have one of a few adapters, and a layer of some parts."""
 
-    def __init__(self, seed: int, dtype: torch.dtype) -> None:
+    def __init__(self, seed: int, dtype: torch.dtype, outs: Sequence[int] = (), rows: int = 0, inputs: int = 0) -> None:
         self.random, self.generator = random.Random(seed), torch.Generator().manual_seed(seed)
-        self.dtype, self.inputs = dtype, self.random.choice([5, 24, 64, 70, 200])
-        outs = [self.random.choice([3, 16, 64, 70, 150]) for _ in range(self.random.randint(1, 3))]
-        self.rows = self.random.choice([1, 4, 7, 33, 300 if seed % 4 == 0 else 60])
+        self.dtype, self.inputs = dtype, inputs or self.random.choice([5, 24, 64, 70, 200])
+        outs = outs or [self.random.choice([3, 16, 64, 70, 150]) for _ in range(self.random.randint(1, 3))]
+        self.rows = rows or self.random.choice([1, 4, 7, 33, 300 if seed % 4 == 0 else 60])
         self.x = self._numbers(self.rows, self.inputs + 3)[:, : self.inputs]  # rows need not lie side by side
         self.before, self.expected = self._numbers(self.rows, sum(outs) + 2), torch.empty(0)
         self.expected = self.before.double()
@@ -66,11 +72,11 @@ class Case:
     def _numbers(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator).to(self.dtype)
 
-    def _adapter(self, outs: list[int]) -> AdapterWeights:
+    def _adapter(self, outs: Sequence[int]) -> AdapterWeights:
         """Return an adapter that changes the second of two layers, or only the first; it may leave parts out."""
         first_out, ranks, parts = 0, 0, []
         for out in outs:
-            rank = self.random.choice([0, 1, 4, 16, 37])
+            rank = self.random.choice([0, 1, 4, 16, 37, 256])
             if rank:
                 parts.append(AdapterPart.from_matrix(self._numbers(out, rank) / 4, ranks, first_out))
             ranks, first_out = ranks + rank, first_out + out
@@ -85,13 +91,30 @@ class Case:
 def test_rows_get_what_their_own_adapter_adds(kernels: Kernels, dtype: torch.dtype) -> None:
     for seed in SEEDS if SOAK or isinstance(kernels, Native) else SEEDS[1:3]:
         case = Case(seed, dtype)
-        if case.step is None:
-            continue
-        out = case.before.clone()
-        kernels.adapt(case.step, 1, case.x, out)
-        scale = float(case.expected.abs().max())
-        off = float((out.double() - case.expected).abs().max()) / scale
-        assert off <= {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype], (seed, off)
+        if case.step is not None:
+            check(kernels, case, case.step)
+
+
+def check(kernels: Kernels, case: Case, step: StepAdapters) -> None:
+    out = case.before.clone()
+    kernels.adapt(step, 1, case.x, out)
+    off = float((out.double() - case.expected).abs().max()) / float(case.expected.abs().max())
+    assert off <= {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[case.dtype], off
+
+
+@pytest.mark.parametrize("kernels", ALL, ids=lambda kernels: kernels.name)
+def test_steps_of_fixed_memory_have_the_adapters_of_the_step_that_was_placed_last(kernels: Kernels) -> None:
+    """The first run, which is captured, has none; then come steps of any adapters of any rank, and again of none."""
+    static = StaticAdapters(40)
+    for seed in range(20 if SOAK else 5):
+        case = Case(seed, torch.float32, [70, 3, 150], 40, 70)
+        if seed:
+            static.place(case.step or StepAdapters(()))
+        else:
+            case.expected = case.before.double()
+        tables = static.tables
+        check(kernels, case, static)
+        assert not seed or static.tables is tables, "a graph knows where they lie"
 
 
 @pytest.mark.parametrize("kernels", ALL, ids=lambda kernels: kernels.name)

@@ -28,7 +28,7 @@ log = logging.getLogger("alignedserve.engine")
 class KeptAdapters:
     def __init__(self, layers: Sequence[AdaptedLayer], model: ModelConfig, most_bytes: int | None = None) -> None:
         """`model` is the whole model, not a rank's share; the adapters of a step stay even above `most_bytes`."""
-        self._layers, self._model, self._most_bytes = layers, model, most_bytes
+        self._layers, self._model, self.most_bytes = layers, model, most_bytes
         self._kept: dict[str, AdapterWeights] = {}  # by id, the least recently used first
 
     @property
@@ -76,7 +76,7 @@ class KeptAdapters:
 
     def _forget(self, needed: set[str]) -> None:
         for id in [id for id in self._kept if id not in needed]:
-            if self._most_bytes is None or self.num_bytes <= self._most_bytes:
+            if self.most_bytes is None or self.num_bytes <= self.most_bytes:
                 return
             del self._kept[id]
 
