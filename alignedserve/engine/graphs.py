@@ -1,11 +1,12 @@
 """Steps of some sizes, captured once each and then replayed: the host launches one graph, not hundreds of kernels.
 
-A captured step reads and writes the same memory each time. So there is one graph for each of some sizes, with its own
-buffers for tokens, positions and tables; a step of another size runs in the next larger graph. Steps of decodes alone
+A captured step reads and writes the same memory each time. So there is one graph for each of some sizes, with places of
+its own for tokens, positions and tables; a step of another size runs in the next larger graph. Steps of decodes alone
 have sizes of their own, and steps with prompts others; the rows left over are padding. K and V of these rows go to the
-scratch block, which belongs to no request, and nothing reads the logits. All graphs put their logits in one buffer and
-find their blocks in one table; nothing else of a graph outlives its replay, so all of them share the memory in which
-they compute.
+scratch block, which belongs to no request, and nothing reads the logits. All that a step reads is sent in one copy
+(kernels/common/placing.py), but for tokens that only the device has. All graphs put their logits in one buffer and find
+their blocks in one table; nothing else of a graph outlives its replay, so all of them share the memory in which they
+compute.
 
 The table has a place for each block of each request, so that requests which share a beginning fit too: 2 MB for 256
 requests of 2,048 blocks. A step that has more blocks than there are places runs kernel by kernel.
@@ -30,7 +31,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -42,8 +43,9 @@ from alignedserve.engine.inputs import Inputs
 from alignedserve.errors import RankLost
 from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.adapters import StaticAdapters, StepAdapters
-from alignedserve.kernels.common.placing import put
-from alignedserve.kernels.common.spans import BlockRoom, Lie, StaticSpans, StepSize
+from alignedserve.kernels.common.drawing import NONE
+from alignedserve.kernels.common.placing import Section, StepMemory
+from alignedserve.kernels.common.spans import Lie, StaticSpans, StepSize
 
 log = logging.getLogger("alignedserve.engine")
 
@@ -87,8 +89,9 @@ def places_for(most: int, longest: int, num_blocks: int) -> int:
 @dataclass(frozen=True)
 class _Graph:
     spans: StaticSpans
-    tokens: Tensor
-    rows: Tensor | None  # whose logits are wanted; None: all
+    tokens: Section
+    sources: Section  # for each token its row among those of the step before, or a row of NONE
+    rows: Section | None  # whose logits are wanted; None: all
     replay: Step
 
 
@@ -120,8 +123,9 @@ class StepGraphs:
             self._sizes += [size._replace(adapted=True) for size in self._sizes]
         self._forward, self._capture, self._adapters = forward, capture, adapters
         self._logits = torch.empty((most, vocabulary), device=device)
-        self._block_size, self._device, self._scratch = block_size, device, scratch
-        self._room = BlockRoom(places + max(most, most_tokens), device)  # padding has blocks too
+        self._before = torch.full((most + 1,), NONE, device=device)  # tokens of the step before; the last stays NONE
+        self._block_size, self._scratch, largest = block_size, scratch, max(most, most_tokens)
+        self._memory = StepMemory(places + largest, largest, device)  # padding has blocks too
         self._graphs: dict[StepSize, _Graph] = {}
 
     def __len__(self) -> int:
@@ -198,16 +202,24 @@ class StepGraphs:
         lies = [*lies, *self._padding(size, size.rows - rows)]
         if not size.holds(lies) or len(wanted) > min(size.rows, len(self._logits)):
             return None
-        if sum(-(-lie.tokens // self._block_size) for lie in lies) > len(self._room):
-            fell_back(SHARING, f"captured steps have room for {len(self._room)} blocks", STEP_BY_STEP)
+        room = len(self._memory.blocks.host)
+        if sum(-(-lie.tokens // self._block_size) for lie in lies) > room:
+            fell_back(SHARING, f"captured steps have room for {room} blocks", STEP_BY_STEP)
             return None
+        if inputs.rows and inputs.unread is not None:
+            if len(inputs.unread) >= len(self._before):
+                return None
+            self._before[: len(inputs.unread)].copy_(inputs.unread)
+        self._fill(graph, inputs, wanted)
         graph.spans.place(lies)
         if adapters is not None and self._adapters is not None:
             self._adapters.place(adapters)
-        inputs.put(graph.tokens[:rows])
-        if graph.rows is not None:
-            put(graph.rows[: len(wanted)], torch.tensor(wanted, dtype=torch.long))
         return graph.replay()[: len(wanted)]
+
+    def _fill(self, graph: _Graph, inputs: Inputs, wanted: Sequence[int]) -> None:
+        inputs.fill(graph.tokens, graph.sources, len(self._before) - 1)
+        if graph.rows is not None:
+            graph.rows.fill(wanted)
 
     def _size_for(self, rows: int, has_prompts: bool, has_adapters: bool) -> StepSize:
         kind = has_prompts, has_adapters
@@ -220,11 +232,19 @@ class StepGraphs:
         return [Lie(each, each, (self._scratch,) * -(-each // self._block_size))] * (rows // max(1, each))
 
     def _captured(self, size: StepSize) -> _Graph:
-        spans = StaticSpans(size, self._padding(size, size.rows), self._block_size, self._room)
-        tokens = torch.zeros(size.rows, dtype=torch.long, device=self._device)
-        logits = self._logits[: size.rows]
-        rows = torch.zeros(len(logits), dtype=torch.long, device=self._device) if size.chunks else None
-        return _Graph(spans, tokens, rows, self._capture(lambda: logits.copy_(self._forward(tokens, spans, rows))))
+        padding = self._padding(size, size.rows)
+        spans, logits = StaticSpans(size, padding, self._block_size, self._memory), self._logits[: size.rows]
+        tokens, sources = (spans.section(size.rows, torch.long) for _ in range(2))
+        rows = spans.section(len(logits), torch.long) if size.chunks else None
+
+        def step() -> Tensor:
+            sampled = torch.maximum(tokens.device, self._before.index_select(0, sources.device))  # NONE becomes 0
+            return logits.copy_(self._forward(sampled, spans, None if rows is None else rows.device))
+
+        graph = _Graph(spans, tokens, sources, rows, step)
+        self._fill(graph, Inputs((), {}, None), ())
+        spans.place(padding)
+        return replace(graph, replay=self._capture(step))
 
     def _captured_together(self, size: StepSize) -> _Graph:
         try:

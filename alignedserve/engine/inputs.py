@@ -16,7 +16,7 @@ from torch import Tensor
 
 from alignedserve.core import StepResult
 from alignedserve.errors import PlanError
-from alignedserve.kernels.common.placing import on_device, put
+from alignedserve.kernels.common.placing import Section, on_device, put
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,14 @@ class Inputs:
     tokens: Sequence[int]
     rows: Mapping[int, int]  # place among the tokens -> row of `unread`
     unread: Tensor | None
+
+    def fill(self, tokens: Section, sources: Section, known: int) -> None:
+        """Fill the sections of a captured step: tokens, and rows of the step before; `known` is the row of others."""
+        tokens.fill(self.tokens)
+        rows = [known] * len(self.tokens)
+        for place, row in self.rows.items():
+            rows[place] = row
+        sources.fill(rows, known)
 
     def put(self, out: Tensor) -> None:
         """Write the tokens to `out` without waiting for the device."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from alignedserve.kernels.common.placing import put
+from alignedserve.kernels.common.placing import Section, StepInputs, StepMemory
 
 Kept = TypeVar("Kept")
 
@@ -171,21 +171,7 @@ class TextRows:
 @runtime_checkable
 class Refilled(Protocol):
     def refill(self) -> None:
-        """Fill the table again, for the requests that are there now."""
-
-
-class BlockRoom:
-    """Room on the device for the blocks of all requests of a step, those of their last tokens included.
-
-    A block that several requests read is there once for each of them.
-    """
-
-    def __init__(self, entries: int, device: torch.device) -> None:
-        self.device = device
-        self.blocks = torch.zeros(entries, dtype=torch.int32, device=device)
-
-    def __len__(self) -> int:
-        return len(self.blocks)
+        """Fill the table's section again, for the requests that are there now."""
 
 
 class StepSize(NamedTuple):
@@ -204,48 +190,56 @@ class StepSize(NamedTuple):
 class StaticSpans(Spans):
     """Spans for steps that are captured once and replayed: a fixed number of tokens, in fixed memory.
 
-    A captured step reads what its buffers hold when it is replayed. `place` puts another step's requests there: on
+    A captured step reads what its sections hold when it is replayed. `place` puts another step's requests there: on
     the CPU for kernels that look there, and on the device for kernels that read tables of their own. A kernel makes
-    such a table (`kept`) once, in memory that stays, and provides how it is refilled.
+    such a table (`kept`) once, in a section, and provides how it is refilled.
     """
 
-    def __init__(self, size: StepSize, lies: Sequence[Lie], block_size: int, room: BlockRoom) -> None:
-        """Begin with these requests. The room may be that of others too: of all of them, one is placed and replayed at
-        a time."""
+    def __init__(self, size: StepSize, lies: Sequence[Lie], block_size: int, memory: StepMemory) -> None:
+        """Begin with these requests. The memory may be that of others too: of all of them, one is placed and replayed
+        at a time. A block that several requests read is there once for each of them."""
         super().__init__((), block_size)
-        self.size, self.device, self._room = size, room.device, room
-        self._device_positions = torch.zeros(size.rows, dtype=torch.long, device=room.device)
-        self._device_slots = torch.zeros(size.rows, dtype=torch.long, device=room.device)
+        self.size, self.device, self._inputs = size, memory.device, StepInputs(memory)
+        self._device_positions, self._device_slots = (self.section(size.rows, torch.long) for _ in range(2))
         self.place(lies)
 
+    def section(self, count: int, dtype: torch.dtype) -> Section:
+        """Return a section for other numbers of the step, all of which must be filled before each `place`."""
+        return self._inputs.section(count, dtype)
+
     def place(self, lies: Sequence[Lie]) -> None:
-        """Place these requests, which have as many tokens together as were captured."""
-        spans = Spans(lies, self.block_size)
+        """Place these requests, which have as many tokens together as were captured, and send all sections."""
+        spans, room = Spans(lies, self.block_size), self._inputs.memory.blocks.host
         if spans.num_rows != self.size.rows or not self.size.holds(lies):
             raise ValueError(f"{len(spans)} requests with {spans.num_rows} tokens do not fit {self.size}")
-        if len(spans._blocks) > len(self._room):
-            raise ValueError(f"{len(spans._blocks)} blocks do not fit {len(self._room)} places")
+        if len(spans._blocks) > len(room):
+            raise ValueError(f"{len(spans._blocks)} blocks do not fit {len(room)} places")
         for name in ("rows", "tokens", "starts", "blocks", "is_in_order", "table"):
             self.__dict__.pop(name, None)  # of the step before
         self._rows, self._tokens, self._starts, self._blocks = spans._rows, spans._tokens, spans._starts, spans._blocks
-        put(self._device_positions, spans.positions)
-        put(self._device_slots, spans.new_slots)
-        put(self.device_blocks[: len(spans._blocks)], spans.blocks)
+        self._device_positions.host.copy_(spans.positions)
+        self._device_slots.host.copy_(spans.new_slots)
+        room[: len(spans._blocks)] = spans.blocks
         for kept in self._kept.values():
             if isinstance(kept, Refilled):
                 kept.refill()
+        self.send()
+
+    def send(self) -> None:
+        """Send all sections and the blocks to the device."""
+        self._inputs.send(len(self._blocks))
 
     @property
     def device_blocks(self) -> Tensor:
         """Return the blocks on the device."""
-        return self._room.blocks
+        return self._inputs.memory.blocks.device
 
     @property
     def positions(self) -> Tensor:
         """Return the positions on the device."""
-        return self._device_positions
+        return self._device_positions.device
 
     @property
     def new_slots(self) -> Tensor:
         """Return the slots of the new tokens on the device."""
-        return self._device_slots
+        return self._device_slots.device

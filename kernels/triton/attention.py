@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from alignedserve.kernels.common.decoder import Angles, Heads
 from alignedserve.kernels.common.int8_kv import MOST_LEVEL, check_dtypes, heads_written, keeps_int8, num_kv_heads
-from alignedserve.kernels.common.placing import on_device, put
+from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans, StaticSpans
 from alignedserve.kernels.triton.launch import (
@@ -415,16 +415,18 @@ class _PlacedAgain:
 
     def __init__(self, spans: StaticSpans, plan: Callable[[], Schedule], tiles: int, room: int, groups: int) -> None:
         self._plan, self.num_partials = plan, most_partials(tiles, room)
-        self.pieces = torch.zeros(most_pieces(tiles, room), _FIELDS, dtype=torch.int32, device=spans.device)
+        self._section = spans.section(most_pieces(tiles, room) * _FIELDS, torch.int32)
+        self.pieces = self._section.device.view(-1, _FIELDS)
         self.counters = torch.zeros(self.num_partials * groups, dtype=torch.int32, device=spans.device)
         self.blocks = spans.device_blocks
         self.refill()
+        spans.send()
 
     def refill(self) -> None:
         planned = self._plan()
         numbers = array("i", chain.from_iterable(planned.pieces))
         numbers.extend(NOTHING * (len(self.pieces) - len(planned.pieces)))
-        put(self.pieces.view(-1), torch.frombuffer(numbers, dtype=torch.int32))
+        self._section.host.copy_(torch.frombuffer(numbers, dtype=torch.int32))
 
 
 _TINY = torch.finfo(torch.float32).tiny

@@ -25,7 +25,7 @@ from alignedserve.engine.device import devices
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.models.rope import Rotation
 from alignedserve.engine.sampling import reading
-from alignedserve.kernels.common import spans
+from alignedserve.kernels.common import placing
 from alignedserve.kernels.common.experts import ExpertPacking
 from alignedserve.kernels.common.reference import Reference
 from tests.engine.driver import Driver, prompt_of
@@ -141,9 +141,18 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         with torch._C.DisableTorchFunction():
             put_there(out).copy_(values)
 
-    for module in (engine_module, inputs, spans):
-        monkeypatch.setattr(module, "on_device", on_device, raising=False)
-        monkeypatch.setattr(module, "put", put, raising=False)
+    section = placing.StepInputs.section
+
+    def section_there(self: placing.StepInputs, count: int, dtype: torch.dtype) -> placing.Section:
+        made = section(self, count, dtype)
+        put_there(made.device)
+        return made
+
+    for module in (engine_module, inputs, placing):
+        monkeypatch.setattr(module, "on_device", on_device)
+    for module in (inputs, placing):
+        monkeypatch.setattr(module, "put", put)
+    monkeypatch.setattr(placing.StepInputs, "section", section_there)
     monkeypatch.setattr(reading, "ReadBack", Counted)
     monkeypatch.setattr(Rotation, "at", Rotation._computed)  # tables that grow are for CPUs
     with There():

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.kernels.common.placing import StepInputs, StepMemory
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import BlockRoom, Lie, Spans, StaticSpans, StepSize
+from alignedserve.kernels.common.spans import Lie, Spans, StaticSpans, StepSize
 from alignedserve.kernels.triton.schedule import (
     most_partials,
     most_pieces,
@@ -45,7 +46,7 @@ def lies_of(size: StepSize, seed: int) -> list[Lie]:
 
 def static(size: StepSize, seeds: tuple[int, ...]) -> tuple[StaticSpans, Spans]:
     """Return spans in which all these steps were placed in turn, and fresh spans of the last step."""
-    spans = StaticSpans(size, lies_of(size, seeds[0]), BLOCK, BlockRoom(BLOCKS, CPU))
+    spans = StaticSpans(size, lies_of(size, seeds[0]), BLOCK, StepMemory(BLOCKS, 40, CPU))
     for seed in seeds[1:]:
         assert len(spans.rows) > 1, "looked at, so kept"
         spans.place(lies_of(size, seed))
@@ -81,7 +82,32 @@ def test_what_is_larger_or_smaller_is_refused(size: StepSize, lies: list[Lie]) -
 
 def test_more_blocks_than_there_are_places_for_are_refused() -> None:
     with pytest.raises(ValueError, match="blocks do not fit 5 places"):
-        StaticSpans(DECODES, [Lie(1, 8, (0, 1))] * 4, BLOCK, BlockRoom(5, CPU))
+        StaticSpans(DECODES, [Lie(1, 8, (0, 1))] * 4, BLOCK, StepMemory(5, 40, CPU))
+
+
+def test_sizes_share_memory_and_a_step_brings_all_of_its_own() -> None:
+    memory = StepMemory(5, 1, CPU)
+    few, many = StepInputs(memory), StepInputs(memory)
+    tokens, pieces = few.section(3, torch.long), few.section(5, torch.int32)
+    others = many.section(40, torch.long)
+    for number in (1, 2):
+        others.fill([number] * 30, others=9)
+        many.send(0)
+        assert others.device.tolist() == [number] * 30 + [9] * 10
+        tokens.fill([number, 7])
+        pieces.host.fill_(number)
+        memory.blocks.host[:2] = number
+        assert tokens.device.tolist() != [number, 7, 0], "not sent yet"
+        few.send(2)
+        assert tokens.device.tolist() == [number, 7, 0]
+        assert pieces.device.tolist() == [number] * 5
+        assert memory.blocks.device.tolist() == [number, number, 0, 0, 0]
+    assert all(section.device.data_ptr() % 16 == 0 for section in (tokens, pieces, others))
+
+
+def test_more_sections_than_there_is_room_for_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="take more than"):
+        StepInputs(StepMemory(5, 1, CPU)).section(1 << 20, torch.long)
 
 
 @given(
