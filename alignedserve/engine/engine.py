@@ -28,7 +28,7 @@ from alignedserve.engine.calibration import logits_of
 from alignedserve.engine.device import devices, large_pages
 from alignedserve.engine.device.devices import CPU, out_of_memory
 from alignedserve.engine.device.ranks import ALONE, OTHER_RANK, RankLinks
-from alignedserve.engine.graphs import CAPTURED, STEP_BY_STEP, Capture, StepGraphs, places_for
+from alignedserve.engine.graphs import CAPTURED, STEP_BY_STEP, Capture, Computed, StepGraphs, places_for
 from alignedserve.engine.inputs import NOTHING, Before
 from alignedserve.engine.models.attention import KvAttention, attention_of
 from alignedserve.engine.models.encoder import Encoder
@@ -273,11 +273,14 @@ class Engine:
         places = places_for(most, units_for(config.max_positions, self.block_size), self.num_blocks)
         forward, words, block_size = self._forward_captured, config.vocab_size, self.block_size
         tokens = min(most_tokens, config.max_positions)  # padding is one chunk
+        draw = None if self.ranks.rank or not self._kernels.captures_draws else self._kernels.draw_by
         adapters, captures_adapters = None, self._kernels.captures_adapters
         if self.ranks.together(int(with_adapters)):
             adapters = StaticAdapters(max(most, tokens))
         self._captured_adapters = adapters
-        graphs = StepGraphs(most, tokens, words, forward, capture, block_size, places, scratch, self.device, adapters)
+        graphs = StepGraphs(
+            most, tokens, words, forward, capture, block_size, places, scratch, self.device, draw, adapters
+        )
         self.signs.stage(Stage.GRAPHS, len(graphs))
         graphs.capture_all(free, least, self.signs.advance, self.ranks)
         if not self.ranks.together(int(self._kernels.captures_adapters is captures_adapters)):
@@ -325,9 +328,10 @@ class Engine:
             if self._encoder is not None:
                 return Done(encoded(self._encoder, vectors, plan, runs))
             self._sampler.begin(wanted)
-            logits = self._logits(plan, runs, rows, vectors) if runs else torch.empty(0)
             is_read = bool(vectors.chunks) or any(chunk.scoring for chunk in plan.chunks)
             reads_later = self.reads_later and bool(wanted) and not is_read
+            by = wanted if reads_later and not plan.draws else ()
+            logits, drawn = self._compute(plan, runs, rows, vectors, by) if runs else Computed(torch.empty(0))
             if self.ranks.rank:
                 self._before = self._handed_on(wanted) if reads_later else NOTHING
                 return Done(StepResult(plan.number, ()))
@@ -337,7 +341,7 @@ class Engine:
                 self._before = NOTHING
                 return Passing(plan.number, self.device)
             if reads_later:
-                return self._read_later(plan, wanted, logits)
+                return self._read_later(plan, wanted, logits, drawn)
             result = vectors.added_to(result_of(plan, logits, self._sampler, wanted))
         except (MemoryError, RuntimeError) as error:
             why = out_of_memory(error)
@@ -349,8 +353,11 @@ class Engine:
         self._before = Before.from_result(result)
         return Done(result)
 
-    def _read_later(self, plan: StepPlan, wanted: Sequence[NextToken], logits: Tensor) -> DrawnStep:
-        drawn = self._sampler.draw(logits[: len(wanted)], wanted)
+    def _read_later(
+        self, plan: StepPlan, wanted: Sequence[NextToken], logits: Tensor, tokens: Tensor | None
+    ) -> DrawnStep:
+        sampler = self._sampler
+        drawn = sampler.draw(logits[: len(wanted)], wanted) if tokens is None else sampler.drawn(tokens, wanted)
         self.ranks.hand_on(drawn.tokens)
         requests = [token.request for token in wanted]
         self._before = Before.from_device(drawn.tokens, requests)
@@ -398,8 +405,16 @@ class Engine:
         """Return the token that the step before sampled for the request."""
         return self._before.token(request)
 
-    def _logits(self, plan: StepPlan, runs: Sequence[Run], unread: Mapping[str, int], vectors: Vectors) -> Tensor:
-        """Run the model and return the logits of the tokens that `result_of` needs; `vectors` gets its states."""
+    def _compute(
+        self,
+        plan: StepPlan,
+        runs: Sequence[Run],
+        unread: Mapping[str, int],
+        vectors: Vectors,
+        drawn: Sequence[NextToken],
+    ) -> Computed:
+        """Run the model and return the logits of the tokens that `result_of` needs; `vectors` gets its states. A step
+        that is captured draws the tokens `drawn` itself if it can."""
         # Decodes come first: a kernel may let the last rows run half a layer behind them (csrc/decoder.cpp).
         ordered = sorted(runs, key=lambda run: (bool(run.kv.form), len(run.tokens) > 1))
         lies = [Lie(len(run.tokens), run.num_held, run.kv.blocks, run.kv.dropped) for run in ordered if not run.kv.form]
@@ -416,9 +431,9 @@ class Engine:
         is_captured = adapters is None or self._captured_adapters is not None
         is_plain = len(lies) == len(runs) and is_captured and fold is None and not counted
         if self._graphs is not None and is_plain:
-            logits = self._graphs.logits(lies, inputs, wanted, adapters)
-            if logits is not None:
-                return logits
+            computed = self._graphs.replay(lies, inputs, wanted, lambda: self._sampler.table(drawn), adapters)
+            if computed is not None:
+                return computed
         spans = Spans(lies, self.block_size)
         attention: Attention
         if fold is None:
@@ -432,10 +447,10 @@ class Engine:
         positions = torch.cat((spans.positions, *others)) if others else spans.positions
         placed = inputs.placed(self.device), on_device(positions, self.device), rows, attention
         if not counted:
-            return self._model.forward(*placed)
+            return Computed(self._model.forward(*placed))
         states = self._model.states(*placed)
         vectors.take(states[len(wanted) :])
-        return self._model.logits(states[: len(wanted)]) if wanted else torch.empty(0)
+        return Computed(self._model.logits(states[: len(wanted)]) if wanted else torch.empty(0))
 
     def _attention(self, ordered: Sequence[Run], spans: Spans, adapters: StepAdapters | None) -> Attention:
         """Return the attention of a step: first come the runs of KV, which `spans` describes."""

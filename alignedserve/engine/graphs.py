@@ -4,9 +4,9 @@ A captured step reads and writes the same memory each time. So there is one grap
 its own for tokens, positions and tables; a step of another size runs in the next larger graph. Steps of decodes alone
 have sizes of their own, and steps with prompts others; the rows left over are padding. K and V of these rows go to the
 scratch block, which belongs to no request, and nothing reads the logits. All that a step reads is sent in one copy
-(kernels/common/placing.py), but for tokens that only the device has. All graphs put their logits in one buffer and find
-their blocks in one table; nothing else of a graph outlives its replay, so all of them share the memory in which they
-compute.
+(kernels/common/placing.py), but for tokens that only the device has. All graphs put their logits in one buffer, their
+tokens in another, where the next step finds them, and find their blocks in one table; nothing else of a graph outlives
+its replay, so all of them share the memory in which they compute.
 
 The table has a place for each block of each request, so that requests which share a beginning fit too: 2 MB for 256
 requests of 2,048 blocks. A step that has more blocks than there are places runs kernel by kernel.
@@ -15,6 +15,11 @@ requests of 2,048 blocks. A step that has more blocks than there are places runs
                                              └ own slots ┘ └ scratch: three requests of one token
     and with 8 tokens of a prompt ▶ size 16: r r r r r c c c c c c c c p p p ──▶ logits of the rows that are wanted
                                                                        └ scratch: a chunk of three tokens
+
+A graph draws its tokens by a table (`Sampler.table`). A step whose logits are edited first, or that has to tell
+log-probabilities, is replayed with a table of greedy rows; the sampler draws from its logits as from others. Edits
+differ from request to request in length and kind, and those of a grammar are known only once the token before is, so a
+graph would need room and kernels for all of them in each step.
 
 Which pieces of attention run side by side differs from step to step: a graph has the largest possible number of pieces,
 and those that a step does not need do nothing (kernels/triton/pieces.py).
@@ -32,7 +37,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -64,6 +69,8 @@ Step: TypeAlias = Callable[[], Tensor]  # from its buffers to logits, [rows, voc
 Capture: TypeAlias = Callable[[Step], Step]  # captures a step and returns the function that replays it
 # Takes tokens, their spans, and the rows that are wanted (None: all); returns the logits of these rows.
 Forward: TypeAlias = Callable[[Tensor, StaticSpans, Tensor | None], Tensor]
+Draw: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]  # as Kernels.draw_by
+MakeTable: TypeAlias = Callable[[], Tensor | None]  # by which a step draws its tokens; None where it cannot
 
 
 def sizes(most: int) -> list[int]:
@@ -92,7 +99,25 @@ class _Graph:
     tokens: Section
     sources: Section  # for each token its row among those of the step before, or a row of NONE
     rows: Section | None  # whose logits are wanted; None: all
+    table: Section | None  # by which tokens are drawn; None: they are not
     replay: Step
+
+    def fill(self, inputs: Inputs, known: int, wanted: Sequence[int], table: Tensor | None) -> None:
+        """Fill all sections, of which `spans` fills its own."""
+        inputs.fill(self.tokens, self.sources, known)
+        if self.rows is not None:
+            self.rows.fill(wanted)
+        if self.table is not None:
+            self.table.host.zero_()
+            if table is not None:
+                self.table.host.view(len(table), -1)[:, : len(wanted)] = table
+
+
+class Computed(NamedTuple):
+    """What a step has computed of the rows that are wanted, valid until the next step."""
+
+    logits: Tensor
+    tokens: Tensor | None = None  # where the step has drawn them itself
 
 
 class StepGraphs:
@@ -109,21 +134,22 @@ class StepGraphs:
         places: int,
         scratch: int,
         device: torch.device,
+        draw: Draw | None = None,
         adapters: StaticAdapters | None = None,
     ) -> None:
         """Prepare graphs for steps of up to `most` decodes, and for steps with prompts of up to `most_tokens` tokens,
         with a place for each block of each request; `scratch` is a block of no request.
 
-        `vocabulary` is the number of logits of a token. With `adapters` there are graphs for steps with adapters, too:
-        `forward` finds those of the step there.
+        `vocabulary` is the number of logits of a token. Without `draw` no step draws tokens. With `adapters` there are
+        graphs for steps with adapters, too: `forward` finds those of the step there.
         """
         self._sizes = [StepSize(size, size) for size in sizes(most)]
         self._sizes += [StepSize(size, min(size, most + 1), _MOST_CHUNKS) for size in sizes_with_prompts(most_tokens)]
         if adapters is not None:
             self._sizes += [size._replace(adapted=True) for size in self._sizes]
-        self._forward, self._capture, self._adapters = forward, capture, adapters
+        self._forward, self._capture, self._draw, self._adapters = forward, capture, draw, adapters
         self._logits = torch.empty((most, vocabulary), device=device)
-        self._before = torch.full((most + 1,), NONE, device=device)  # tokens of the step before; the last stays NONE
+        self._drawn = torch.full((most + 1,), NONE, device=device)  # tokens of the newest step; the last stays NONE
         self._block_size, self._scratch, largest = block_size, scratch, max(most, most_tokens)
         self._memory = StepMemory(places + largest, largest, device)  # padding has blocks too
         self._graphs: dict[StepSize, _Graph] = {}
@@ -185,10 +211,15 @@ class StepGraphs:
         for kind, largest in {_kind(size): size for size in self.captured}.items():
             log.info("%s are captured, in %d sizes", _named(largest, "up to "), counts[kind])
 
-    def logits(
-        self, lies: Sequence[Lie], inputs: Inputs, wanted: Sequence[int], adapters: StepAdapters | None = None
-    ) -> Tensor | None:
-        """Return the logits of these rows of a step, valid until the next call.
+    def replay(
+        self,
+        lies: Sequence[Lie],
+        inputs: Inputs,
+        wanted: Sequence[int],
+        make_table: MakeTable = lambda: None,
+        adapters: StepAdapters | None = None,
+    ) -> Computed | None:
+        """Return the logits of these rows of a step, and with a table the tokens that it draws of them.
 
         None if the step's size is not captured, or if its requests do not fit that size, or have more blocks than there
         are places for.
@@ -206,20 +237,16 @@ class StepGraphs:
         if sum(-(-lie.tokens // self._block_size) for lie in lies) > room:
             fell_back(SHARING, f"captured steps have room for {room} blocks", STEP_BY_STEP)
             return None
-        if inputs.rows and inputs.unread is not None:
-            if len(inputs.unread) >= len(self._before):
+        if inputs.rows and inputs.unread is not None and inputs.unread.data_ptr() != self._drawn.data_ptr():
+            if len(inputs.unread) >= len(self._drawn):
                 return None
-            self._before[: len(inputs.unread)].copy_(inputs.unread)
-        self._fill(graph, inputs, wanted)
+            self._drawn[: len(inputs.unread)].copy_(inputs.unread)  # a step that was not captured has drawn them
+        table = None if graph.table is None else make_table()
+        graph.fill(inputs, len(self._drawn) - 1, wanted, table)
         graph.spans.place(lies)
         if adapters is not None and self._adapters is not None:
             self._adapters.place(adapters)
-        return graph.replay()[: len(wanted)]
-
-    def _fill(self, graph: _Graph, inputs: Inputs, wanted: Sequence[int]) -> None:
-        inputs.fill(graph.tokens, graph.sources, len(self._before) - 1)
-        if graph.rows is not None:
-            graph.rows.fill(wanted)
+        return Computed(graph.replay()[: len(wanted)], None if table is None else self._drawn[: len(wanted)])
 
     def _size_for(self, rows: int, has_prompts: bool, has_adapters: bool) -> StepSize:
         kind = has_prompts, has_adapters
@@ -236,13 +263,17 @@ class StepGraphs:
         spans, logits = StaticSpans(size, padding, self._block_size, self._memory), self._logits[: size.rows]
         tokens, sources = (spans.section(size.rows, torch.long) for _ in range(2))
         rows = spans.section(len(logits), torch.long) if size.chunks else None
+        table = None if self._draw is None else spans.section(5 * len(logits), torch.double)
 
         def step() -> Tensor:
-            sampled = torch.maximum(tokens.device, self._before.index_select(0, sources.device))  # NONE becomes 0
-            return logits.copy_(self._forward(sampled, spans, None if rows is None else rows.device))
+            sampled = torch.maximum(tokens.device, self._drawn.index_select(0, sources.device))  # NONE becomes 0
+            logits.copy_(self._forward(sampled, spans, None if rows is None else rows.device))
+            if self._draw is not None and table is not None:
+                self._draw(logits, table.device.view(5, -1), self._drawn[: len(logits)])
+            return logits
 
-        graph = _Graph(spans, tokens, sources, rows, step)
-        self._fill(graph, Inputs((), {}, None), ())
+        graph = _Graph(spans, tokens, sources, rows, table, step)
+        graph.fill(Inputs((), {}, None), len(self._drawn) - 1, (), None)
         spans.place(padding)
         return replace(graph, replay=self._capture(step))
 

@@ -69,6 +69,20 @@ LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-30, 1e38  # fp32 has no numbers beyond 
 _LIKELY = (1e-3, 1e-5)  # the least probability that top-p looks at: first try, second try
 
 
+def table_of(wishes: Sequence[Sampling], numbers: Sequence[float], columns: int) -> Tensor:
+    """Return the wishes as kernels read them, [5, rows] on the CPU: temperature, top_k, top_p, min_p, random number.
+
+    Where all rows are greedy, only the temperatures are right."""
+    if all(wish.temperature <= 0 for wish in wishes):
+        return torch.zeros(5, len(wishes), dtype=torch.double)
+    of = [(_usual(wish.temperature), min(wish.top_k, columns), wish.top_p, wish.min_p) for wish in wishes]
+    return torch.tensor([*zip(*of, strict=True), numbers], dtype=torch.double)
+
+
+def _usual(temperature: float) -> float:
+    return min(max(temperature, LEAST_TEMPERATURE), MOST_TEMPERATURE) if temperature > 0 else 0.0
+
+
 class Likeliest(NamedTuple):
     """Log-probabilities of one token of each row and of the row's likeliest tokens."""
 

@@ -66,6 +66,11 @@ class Reference:
         return False
 
     @property
+    def captures_draws(self) -> bool:
+        """Return whether `draw_by` may be captured: it waits for nothing."""
+        return False
+
+    @property
     def identity(self) -> str:
         return f"{self.name}, torch {torch.__version__}"
 
@@ -258,6 +263,13 @@ class Reference:
     def draw(self, logits: Tensor, wishes: Sequence[Sampling], numbers: Sequence[float]) -> Tensor:
         """Return a token of each row, [rows]; NONE where no token is possible. The logits are overwritten."""
         return drawing.draw(logits, wishes, numbers)
+
+    def draw_by(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
+        """Write to `out` what `draw` returns, by a table on the device (`drawing.table_of`). Rows that are greedy keep
+        their logits."""
+        *of, numbers = table.tolist()
+        wishes = [Sampling(t, int(k), p, min_p=least) if t else Sampling() for t, k, p, least in zip(*of, strict=True)]
+        out.copy_(drawing.draw(logits, wishes, numbers))
 
     def logprobs(self, logits: Tensor, tokens: Tensor, tops: Sequence[int]) -> Likeliest:
         """Return the log-probabilities of a token of each row, [rows], and of its likeliest `tops`."""

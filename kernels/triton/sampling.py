@@ -27,7 +27,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from alignedserve.core import Sampling
-from alignedserve.kernels.common.drawing import LEAST_TEMPERATURE, MOST_TEMPERATURE, NONE, Likeliest
+from alignedserve.kernels.common.drawing import NONE, Likeliest, table_of
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.triton.launch import power_of_2, tuned
 
@@ -408,30 +408,22 @@ class TritonSampling:
         grid = len(rows), -(-columns // _PART)
         _forbid[grid](logits, logits.stride(0), columns, there, words.shape[1], PART=_PART)
 
+    @property
+    def captures_draws(self) -> bool:
+        """Return whether draws can be captured: not where torch replaces these kernels, and waits."""
+        return isinstance(getattr(self.draw, "__self__", self), TritonSampling)
+
     def draw(self, logits: Tensor, wishes: Sequence[Sampling], numbers: Sequence[float]) -> Tensor:
-        logits = _readable(logits)
-        rows, columns = logits.shape
-        out = torch.empty(rows, dtype=torch.long, device=logits.device)
-        if not rows:
-            return out
-        weighed = rows if any(wish.temperature > 0 for wish in wishes) else 0
-        if weighed:
-            of = [(_usual(wish.temperature), min(wish.top_k, columns), wish.top_p, wish.min_p) for wish in wishes]
-            table = on_device(torch.tensor([*zip(*of, strict=True), numbers], dtype=torch.double), logits.device)
-        else:
-            table = torch.zeros(rows, dtype=torch.double, device=logits.device)  # temperatures, which are all 0
-        read, parts = (logits, logits.stride(0), columns, table, rows), -(-columns // _PART)
-        sizes = {"PARTS": power_of_2(parts), "PART": _PART, "BOUNDS": _BOUNDS}
-        looks, tokens = logits.new_empty(2, rows, parts), out.new_empty(2, rows, parts, dtype=torch.int32)
-        counts, bounds = tokens.new_empty(weighed, parts, _BOUNDS), tokens.new_empty(weighed, _BOUNDS)
-        weights = table.new_empty(weighed, parts, _BOUNDS)
-        listed, listed_tokens = looks.new_empty(weighed, _LISTED), tokens.new_empty(weighed, _LISTED)
-        _look[rows, parts](*read[:3], looks, tokens, PART=_PART)
-        if weighed:
-            _weigh[rows, parts](*read, looks, tokens, bounds, counts, weights, **sizes)
-        whole = (looks, tokens, bounds, counts, weights, listed, listed_tokens, out)
-        _draw[(rows,)](*read, *whole, LISTED=_LISTED, **sizes)
+        out = torch.empty(len(logits), dtype=torch.long, device=logits.device)
+        table = table_of(wishes, numbers, logits.shape[1])
+        if table[0].any():
+            self.draw_by(logits, on_device(table, logits.device), out)
+        elif wishes:
+            _drawn(logits, torch.zeros(table.shape, dtype=table.dtype, device=logits.device), out, weighed=0)
         return out
+
+    def draw_by(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
+        _drawn(logits, table, out, weighed=len(logits))
 
     def logprobs(self, logits: Tensor, tokens: Tensor, tops: Sequence[int]) -> Likeliest:
         logits = _readable(logits)
@@ -448,8 +440,21 @@ class TritonSampling:
         return told
 
 
-def _usual(temperature: float) -> float:
-    return min(max(temperature, LEAST_TEMPERATURE), MOST_TEMPERATURE) if temperature > 0 else 0.0
+def _drawn(logits: Tensor, table: Tensor, out: Tensor, weighed: int) -> None:
+    """Write a token of each row to `out`; `weighed` is 0 where all rows are known to be greedy, else their number."""
+    logits = _readable(logits)
+    rows, columns = logits.shape
+    read, parts = (logits, logits.stride(0), columns, table, rows), -(-columns // _PART)
+    sizes = {"PARTS": power_of_2(parts), "PART": _PART, "BOUNDS": _BOUNDS}
+    looks, tokens = logits.new_empty(2, rows, parts), out.new_empty(2, rows, parts, dtype=torch.int32)
+    counts, bounds = tokens.new_empty(weighed, parts, _BOUNDS), tokens.new_empty(weighed, _BOUNDS)
+    weights = table.new_empty(weighed, parts, _BOUNDS)
+    listed, listed_tokens = looks.new_empty(weighed, _LISTED), tokens.new_empty(weighed, _LISTED)
+    _look[rows, parts](*read[:3], looks, tokens, PART=_PART)
+    if weighed:
+        _weigh[rows, parts](*read, looks, tokens, bounds, counts, weights, **sizes)
+    whole = (looks, tokens, bounds, counts, weights, listed, listed_tokens, out)
+    _draw[(rows,)](*read, *whole, LISTED=_LISTED, **sizes)
 
 
 def _readable(logits: Tensor) -> Tensor:

@@ -215,8 +215,9 @@ class Bench:
             read = step_bytes(self.model, batch, prefix, self.expert_bytes)
             report(f"{name}_bandwidth", read / ahead / self.bandwidth, "share")
             if batch in (1, 64) and prefix == 1000:
-                sampled, _ = self.ahead(self.decodes([prefix] * batch, SAMPLED))
+                sampled, of_host = self.ahead(self.decodes([prefix] * batch, SAMPLED))
                 report(f"{name}_sampled", sampled * 1e3, "ms", baseline=ahead * 1e3)
+                report(f"{name}_sampled_host", of_host * 1e3, "ms", baseline=host * 1e3)
         self.busy(
             {f"decode_{self.title}_batch_{batch}_prefix_{prefix}": plan for (batch, prefix), plan in plans.items()}
         )
@@ -261,6 +262,8 @@ class Bench:
             found = kernels_of(partial(self.capturing.step, self.decodes([1000] * batch)))
             title = f"kernel_{self.title}_batch_{batch}"
             report(f"{title}_all", 1e6 * sum(took for took, _ in found.values()), "us")
+            uploads = sum(count for name, (_, count) in found.items() if "HtoD" in name)
+            report(f"{title}_uploads", uploads, "1", goal=1)
             for name, (took, count) in sorted(found.items(), key=lambda item: -item[1][0])[:14]:
                 report(f"{title}_{name[:60]}", took * 1e6, "us", baseline=count)  # as often in a step
 

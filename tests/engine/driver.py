@@ -11,6 +11,7 @@ import torch
 from alignedserve.core import Adapter, Chunk, Decode, KvForm, Sampling, StepPlan
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import Step
+from alignedserve.kernels.common.reference import Reference
 from tests.models import VOCAB
 
 GREEDY = Sampling()
@@ -126,6 +127,12 @@ class Driver:
         while len(live.output) < tokens:
             self.run(live, parts=[live.decode()])
         return live.output
+
+
+class Drawing(Reference):
+    """Kernels whose draws are captured with their step, as Triton's are."""
+
+    captures_draws = True
 
 
 class Replays:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from alignedserve.config.choices import DeviceKind, Graphs
 from alignedserve.config.config import Config
 from alignedserve.config.sections import EngineConfig
-from alignedserve.core import Chunk, Decode, StepPlan
+from alignedserve.core import Chunk, Decode, Sampling, StepPlan
 from alignedserve.core import Scoring as Scored
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import Step, StepGraphs, places_for, sizes, sizes_with_prompts
@@ -34,7 +35,7 @@ from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans, StaticSpans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from tests.conftest import examples
-from tests.engine.driver import PLENTY, Driver, Live, Replays, prompt_of, spoil
+from tests.engine.driver import GREEDY, PLENTY, Drawing, Driver, Live, Replays, prompt_of, spoil
 from tests.models import MODELS
 from tests.rare import rarely
 from tests.reference import Tally, compare
@@ -153,7 +154,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Engine, Rep
     """Return two engines; the second one replays captured steps, of up to 8 requests and 32 tokens."""
     folder, replays = MODELS["gqa-untied"](tmp_path_factory.mktemp("twins")), Replays()
     made = [
-        Engine(folder, num_blocks=60, block_size=4, dtype="float32", kernels=Reference(), has_graphs=True)
+        Engine(folder, num_blocks=60, block_size=4, dtype="float32", kernels=Drawing(), has_graphs=True)
         for _ in range(2)
     ]
     made[1].capture(8, replays, lambda: PLENTY, 0, most_tokens=32)
@@ -208,7 +209,8 @@ def test_steps_that_are_read_later_say_what_steps_say_that_are_read_at_once(
     twins: tuple[Engine, Engine, Replays], seed: int
 ) -> None:
     """All steps are begun before the first is read: prompts go on behind their chunks, and then decode, while others
-    end. Decodes have as inputs tokens that nobody has read."""
+    end. Decodes have as inputs tokens that nobody has read. Steps draw their tokens themselves, unless one request
+    wants log-probabilities."""
     plain, graphs, replays = twins
     driver = Driver(plain, seed)
     spoil(graphs)
@@ -217,15 +219,17 @@ def test_steps_that_are_read_later_say_what_steps_say_that_are_read_at_once(
         driver.start_either_way(f"r{n}", prompt_of(seed + n, chance.randint(1, 20)), chance.randint(1, 6))
         for n in range(chance.randint(1, 5))
     ]
+    ways = (GREEDY, Sampling(0.9, seed=seed), Sampling(1.5, 20, 0.9, seed), Sampling(0.7, min_p=0.1, logprobs=2))
+    samplings = {live.name: chance.choice(ways) for live in lives}
     left = {live.name: len(live.blocks) * 4 - len(live.prompt) for live in lives}  # tokens that have a place
     plans, graphs.reads_later = list[StepPlan](), True
     while going := [live for live in lives if left[live.name]]:
         chunks, decodes = list[Chunk](), list[Decode]()
         for live in going:
             if live.in_prompt:
-                chunks.append(live.chunk(chance.choice((1, 4, 9))))
+                chunks.append(live.chunk(chance.choice((1, 4, 9)), samplings[live.name]))
             else:
-                decodes.append(live.decode_ahead(None, 0))
+                decodes.append(live.decode_ahead(None, 0, samplings[live.name]))
             if not live.in_prompt:  # the step samples a token, whose number is all that is known of it
                 live.output.append(0)
                 left[live.name] -= 1
@@ -234,21 +238,50 @@ def test_steps_that_are_read_later_say_what_steps_say_that_are_read_at_once(
         for request, token in plain.step(plan).tokens:
             expected.setdefault(request, []).append(token)
     num_replayed, found = len(replays.sizes), dict[str, list[int]]()
-    for step in [graphs.begin(plan) for plan in plans]:
+    with patch.object(graphs._sampler, "draw", wraps=graphs._sampler.draw) as draw:
+        begun = [graphs.begin(plan) for plan in plans]
+    for step in begun:
         for request, token in step.result().tokens:
             found.setdefault(request, []).append(token)
     graphs.reads_later = False
     assert found == expected
     assert len(replays.sizes) - num_replayed == sum(plan.num_tokens <= 32 for plan in plans)
+    drawn = [(plan, [part.sampling for part in plan.parts if part.sampling is not None]) for plan in plans]
+    assert draw.call_count == sum(
+        bool(of) and (plan.num_tokens > 32 or any(one.logprobs is not None for one in of)) for plan, of in drawn
+    )
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_triton_kernels_draw_in_a_captured_step_what_they_draw_behind_others(folder_of: FolderOf) -> None:
+    """Steps of three requests run in the size of four; the first is greedy, the others are not."""
+    kernels, folder, said = triton(), folder_of("qwen2"), list[list[int]]()
+    for is_captured in (True, False):
+        engine, replays = (
+            Engine(folder, num_blocks=30, block_size=4, dtype="float32", kernels=kernels, has_graphs=True),
+            Replays(),
+        )
+        if is_captured:
+            engine.capture(4, replays, lambda: PLENTY, 0)
+        engine.reads_later, driver = True, Driver(engine, 1)
+        lives = [driver.start(f"r{n}", prompt_of(n, 5), 6) for n in range(3)]
+        ways = GREEDY, Sampling(1.5, seed=3), Sampling(1.2, top_k=40, top_p=0.95, seed=4)
+        begun = [engine.begin(StepPlan(0, tuple(live.chunk(5, way) for live, way in zip(lives, ways, strict=True))))]
+        for ahead in range(1, 4):
+            decodes = tuple(live.decode_ahead(None, ahead, way) for live, way in zip(lives, ways, strict=True))
+            begun.append(engine.begin(StepPlan(ahead, (), decodes)))
+        said.append([token for step in begun for _, token in step.result().tokens])
+        assert replays.sizes == [4] * 3 * is_captured
+    assert said[0] == said[1]
 
 
 def test_more_chunks_than_there_is_room_for_run_as_they_are() -> None:
     graphs = graphs_of(lambda step: step, most=80, most_tokens=80)
     graphs.capture_all(lambda: PLENTY, 0)
     for chunks, is_replayed in ((32, True), (33, False)):
-        found = graphs.logits([Lie(2, 2, (1,))] * chunks, Inputs([5] * 2 * chunks, {}, None), [1, 3])
+        found = graphs.replay([Lie(2, 2, (1,))] * chunks, Inputs([5] * 2 * chunks, {}, None), [1, 3])
         assert (found is not None) is is_replayed
-        assert found is None or found.flatten().tolist() == [6, 6]
+        assert found is None or found.logits.flatten().tolist() == [6, 6]
     assert not fallbacks()
 
 
@@ -315,10 +348,10 @@ def test_a_step_with_more_blocks_than_there_are_places_for_runs_as_it_is(caplog:
     graphs.capture_all(lambda: PLENTY, 0)
     tokens = Inputs([*range(3)], {}, None)
     for _ in range(2):
-        assert graphs.logits([Lie(1, 68, range(17))] * 2 + [Lie(1, 64, range(16))], tokens, range(3)) is None
+        assert graphs.replay([Lie(1, 68, range(17))] * 2 + [Lie(1, 64, range(16))], tokens, range(3)) is None
     assert [told.why for told in fallbacks()] == ["captured steps have room for 50 blocks"]
     assert len(caplog.messages) == 1
-    assert graphs.logits([Lie(1, 64, range(16))] * 3, tokens, range(3)) is not None
+    assert graphs.replay([Lie(1, 64, range(16))] * 3, tokens, range(3)) is not None
 
 
 def test_there_is_a_place_for_each_block_of_each_request_unless_that_takes_too_much() -> None:
@@ -434,10 +467,10 @@ def test_large_steps_are_captured_first_as_long_as_memory_is_left(caplog: pytest
     assert [size.rows for size in graphs.captured] == [16, 20]
     assert "decode steps of 8 requests and fewer are not captured: less than 100 MB are free" in caplog.text
     lies = [Lie(1, 5, (1, 2))] * 3
-    assert graphs.logits(lies, Inputs([1, 2, 3], {}, None), range(3)) is None
-    found = graphs.logits(lies * 4, Inputs([*range(12)], {}, None), range(12))
+    assert graphs.replay(lies, Inputs([1, 2, 3], {}, None), range(3)) is None
+    found = graphs.replay(lies * 4, Inputs([*range(12)], {}, None), range(12))
     assert found is not None
-    assert found.flatten().tolist() == [token + 4 for token in range(12)]
+    assert found.logits.flatten().tolist() == [token + 4 for token in range(12)]
 
 
 @pytest.mark.parametrize("ends_badly", [False, True], ids=["", "and the capture ends with another error"])
@@ -466,8 +499,8 @@ def test_no_size_keeps_logits_of_its_own() -> None:
     """With a large vocabulary, logits per size would take gigabytes."""
     graphs = graphs_of(lambda step: step)
     graphs.capture_all(lambda: PLENTY, 0)
-    found = [graphs.logits([Lie(1, 1, (1,))] * n, Inputs([3] * n, {}, None), range(n)) for n in (3, 12)]
-    assert len({tensor.data_ptr() for tensor in found if tensor is not None}) == 1
+    found = [graphs.replay([Lie(1, 1, (1,))] * n, Inputs([3] * n, {}, None), range(n)) for n in (3, 12)]
+    assert len({computed.logits.data_ptr() for computed in found if computed is not None}) == 1
 
 
 def test_another_fault_is_not_taken_for_it() -> None:

@@ -23,7 +23,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from triton.runtime import interpreter
 
-from alignedserve.core import StepPlan
+from alignedserve.core import Sampling, StepPlan
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import Step
 from alignedserve.engine.models.rope import Rotation
@@ -43,12 +43,13 @@ pytestmark = [
 
 
 class Counting(TorchDispatchMode):
-    """Counts launches by name, those of the captured part apart, and copies to the device."""
+    """Counts launches by name, those of the captured part and those behind it apart, and copies to the device."""
 
     def __init__(self) -> None:
         super().__init__()
         self.captured: Counter[str] = Counter()
         self.beside: Counter[str] = Counter()
+        self.behind: Counter[str] = Counter()
         self.copies = 0
         self._is_captured = self._is_silent = False
 
@@ -61,6 +62,8 @@ class Counting(TorchDispatchMode):
     def launched(self, name: str) -> None:
         if not self._is_silent:
             (self.captured if self._is_captured else self.beside)[name] += 1
+            if not self._is_captured:
+                self.behind[name] += 1
 
     def capture(self, step: Step) -> Step:
         """Stand for a device's graphs."""
@@ -72,6 +75,7 @@ class Counting(TorchDispatchMode):
                 return step()
             finally:
                 self._is_captured = False
+                self.behind.clear()
 
         return replay
 
@@ -121,7 +125,7 @@ def step_of(
     own_products: bool,
     adapted: bool = False,
 ) -> Counting:
-    """Return what a captured step launches. Its decodes are greedy, and go on from tokens that nobody has read; beside
+    """Return what a captured step launches. Its decodes are sampled, and go on from tokens that nobody has read; beside
     them runs the middle of a prompt, `chunk` tokens. Where steps are `adapted`, the last decode has an adapter."""
     engine = Engine(
         made(folder, num_hidden_layers=layers),
@@ -147,11 +151,12 @@ def step_of(
     with counting(monkeypatch) as counts:
         tokens = 8 if chunk else 0
         engine.capture(num_requests, counts.capture, lambda: 1 << 40, 0, most_tokens=tokens, with_adapters=adapted)
+        sampling = Sampling(0.8, top_p=0.9)
         first = engine.begin(StepPlan(50, (), tuple(live.decode() for live in lives)))
         counts.copies = 0
         counts.captured.clear()
         with counts:
-            engine.begin(StepPlan(51, chunks, tuple(live.decode_ahead(None, 1) for live in lives))).result()
+            engine.begin(StepPlan(51, chunks, tuple(live.decode_ahead(None, 1, sampling) for live in lives))).result()
         assert first.result().tokens
     monkeypatch.undo()
     return counts
@@ -191,11 +196,12 @@ def test_a_captured_step_launches_no_more_kernels_than_it_did(
     by_layer = two.captured - one.captured
     assert by_layer.total() <= of_layer, by_layer
     # Tokens of the step before, the embedding, the angles, the last norm, the head and what brings it to fp32; the rows
-    # that are wanted.
+    # that are wanted; three for drawing.
     around = one.captured - by_layer
-    assert around.total() <= 11 + bool(chunk), around
+    assert around.total() <= 14 + bool(chunk), around
     assert one.copies == two.copies == 1 + adapted, "all that a step reads is sent at once, but which rows have adapters"
     assert two.beside == one.beside, "the host launches nothing for a layer"
+    assert two.behind == Counter(copy_=1), "the tokens go to the CPU"
 
 
 def test_what_is_launched_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -30,7 +31,7 @@ from alignedserve.protocol.rank_orders import Order
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.setup import WorkerSetup
 from tests.engine.deployment import PAGES, asked, deployed
-from tests.engine.driver import Driver, prompt_of
+from tests.engine.driver import PLENTY, Drawing, Driver, Replays, prompt_of
 from tests.reference import Tally, compare
 from tests.samples import POOL_MEMBER, request
 from tests.teams import teams
@@ -106,6 +107,23 @@ def test_all_say_the_same(
         compare(reference_of(folder), said.prompt, ahead[said.id], tally, "look-ahead")
     assert worker.core.stepping.num_ahead_steps > 5
     assert worker.num_chunks_ahead
+
+
+def test_captured_steps_that_draw_say_the_same(folder_of: FolderOf, tmp_path: Path) -> None:
+    """One request is penalised: its steps are drawn from outside, and those behind it by their graphs again."""
+    folder, requests, replays = folder_of("gqa-untied"), some_requests(), Replays()
+    requests[3] = replace(requests[3], max_tokens=4)
+
+    def made() -> Engine:
+        return Engine(folder, num_blocks=60, block_size=4, dtype="float32", kernels=Drawing(), has_graphs=True)
+
+    captured = made()
+    captured.capture(LIMITS.max_batch, replays, lambda: PLENTY, 0, most_tokens=LIMITS.max_step_tokens)
+    ahead = Worker(folder, tmp_path, 1, True, captured)
+    with patch.object(captured._sampler, "draw", wraps=captured._sampler.draw) as draw:
+        assert ahead.serve(requests) == Worker(folder, tmp_path, 0, False, made()).serve(requests)
+    assert ahead.core.stepping.num_ahead_steps > 5
+    assert 3 < draw.call_count < len(replays.sizes) - 5
 
 
 @pytest.mark.parametrize("reads_later", [False, True])

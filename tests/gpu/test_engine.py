@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from alignedserve.architectures.quantization import Quantization
-from alignedserve.core import StepPlan
+from alignedserve.core import Sampling, StepPlan
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.device.devices import beside_steps, free_memory
 from alignedserve.engine.device.pinning import cudart_for, pin
@@ -183,6 +183,21 @@ def test_steps_that_are_begun_before_the_last_step_is_read_say_the_same(has_grap
     for live in lives:
         compare(reference, live.prompt, live.output, tally, f"graphs: {has_graphs}, {live.name}")
     tally.check()
+
+
+def test_captured_steps_draw_what_others_draw(tmp_path: Path) -> None:
+    """One request is greedy, two are sampled; all steps are begun before the first is read."""
+    folder, said = MODELS["gqa-untied"](tmp_path / "model"), list[list[int]]()
+    ways = Sampling(), Sampling(1.5, seed=3), Sampling(1.2, top_k=40, top_p=0.95, seed=4)
+    for engine in (captured(folder), Engine(folder, num_blocks=90, dtype="float32", device=GPU)):
+        driver = Driver(engine, 1)
+        lives = [driver.start(f"r{n}", prompt_of(n, 30 + n), 20) for n in range(3)]
+        begun = [engine.begin(StepPlan(0, tuple(live.chunk(40, way) for live, way in zip(lives, ways, strict=True))))]
+        for ahead in range(1, 16):
+            decodes = (live.decode_ahead(None, ahead, way) for live, way in zip(lives, ways, strict=True))
+            begun.append(engine.begin(StepPlan(ahead, (), tuple(decodes))))
+        said.append([token for step in begun for _, token in step.result().tokens])
+    assert said[0] == said[1]
 
 
 def test_a_step_waits_for_its_tokens_alone(tmp_path: Path) -> None:

@@ -113,6 +113,20 @@ def test_usual_logits_are_drawn_from_alike(columns: int) -> None:
     assert KERNELS.draw(logits.clone(), wishes, numbers).tolist() == drawing.draw(logits, wishes, numbers).tolist()
 
 
+@pytest.mark.parametrize("kernels", [KERNELS, Reference()], ids=["triton", "torch"])
+def test_a_table_draws_what_its_wishes_draw(kernels: Reference) -> None:
+    """Greedy rows keep their logits, from which a sampler may draw."""
+    wishes = [Sampling(), Sampling(0.7, top_p=0.95), Sampling(), Sampling(1e-40, top_k=5_000), Sampling(1e39)]
+    logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(1))
+    numbers, out = [0.0, 0.3, 0.0, 0.5, 0.9013], torch.zeros(5, dtype=torch.long)
+    given_logits = logits.clone()
+    kernels.draw_by(logits, drawing.table_of(wishes, numbers, 300), out)
+    assert out.tolist() == drawing.draw(given_logits.clone(), wishes, numbers).tolist()
+    assert logits[::2][:2].equal(given_logits[::2][:2])
+    kernels.draw_by(given_logits, drawing.table_of([Sampling()] * 5, numbers, 300), out)
+    assert out.tolist() == given_logits.argmax(1).tolist()
+
+
 def test_of_equal_tokens_the_number_tells_which() -> None:
     logits = torch.zeros(3, 10)
     numbers = [0.05, 0.35, 1 - 2**-53]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from alignedserve.core import Chunk, KvForm, Scoring, StepPlan
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.graphs import Computed
 
 
 def prompt_logits(engine: Engine, tokens: Sequence[int]) -> Tensor:
@@ -25,15 +26,15 @@ def prompt_logits(engine: Engine, tokens: Sequence[int]) -> Tensor:
 def kept_logits(engine: Engine) -> Iterator[list[Tensor]]:
     """Keep the logits of each step: a step's result has the best few only."""
     kept: list[Tensor] = []
-    compute = engine._logits
+    compute = engine._compute
 
-    def keep(*step: Any) -> Tensor:
-        logits = compute(*step)
-        kept.append(logits.clone())  # a later step writes to the same memory
-        return logits
+    def keep(*step: Any) -> Computed:
+        computed = compute(*step)
+        kept.append(computed.logits.clone())  # a later step writes to the same memory
+        return computed
 
-    engine._logits = keep  # pyrefly: ignore[bad-assignment, method-assign]
+    engine._compute = keep  # pyrefly: ignore[bad-assignment, method-assign]
     try:
         yield kept
     finally:
-        del engine._logits
+        del engine._compute

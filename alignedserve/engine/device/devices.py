@@ -96,10 +96,8 @@ class ReadBack:
     """A tensor on its way to the CPU: it can be read once it is copied, whatever is ordered of the device after it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._host = tensor
-        if tensor.device.type == "cuda":
-            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._host.copy_(tensor, non_blocking=True)
+        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
+        self._host.copy_(tensor, non_blocking=True)  # the next step may put its own there
         self._arrived = Mark(tensor.device)
 
     def read(self) -> torch.Tensor:

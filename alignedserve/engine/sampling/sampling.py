@@ -22,7 +22,7 @@ from torch import Tensor
 from alignedserve.core import History, Logprob, Sampling
 from alignedserve.engine.sampling.edits import Edits, edit_logits
 from alignedserve.engine.sampling.turns import Turns
-from alignedserve.kernels.common.drawing import NONE, Likeliest
+from alignedserve.kernels.common.drawing import NONE, Likeliest, table_of
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.threads import compute_alone
@@ -128,18 +128,29 @@ class Sampler:
         """Sample a token from each row of `logits` [requests, vocabulary]; this changes the logits."""
         return self.draw(logits, wanted).read()
 
+    def table(self, wanted: Sequence[NextToken]) -> Tensor | None:
+        """Return the table by which a captured step draws these tokens, or None where it cannot: it edits no logits,
+        and has no log-probabilities."""
+        if not wanted or any(token.history is not None or token.sampling.logprobs is not None for token in wanted):
+            return None
+        return table_of([token.sampling for token in wanted], _numbers(wanted), self._vocab_size)
+
     def draw(self, logits: Tensor, wanted: Sequence[NextToken]) -> Drawn:
         """Sample like `sample`, but without waiting for the device."""
         asked = [row for row, token in enumerate(wanted) if token.sampling.logprobs is not None]
         rows = on_device(torch.tensor(asked), logits.device) if asked else None
         raw = logits.index_select(0, rows) if rows is not None else None
         self._edit(logits, wanted)
-        numbers = [uniform(of.sampling.seed, of.index) if of.sampling.temperature > 0 else 0.0 for of in wanted]
-        tokens = self._kernels.draw(logits, [token.sampling for token in wanted], numbers)
+        tokens = self._kernels.draw(logits, [token.sampling for token in wanted], _numbers(wanted))
         if rows is None or raw is None:
             return Drawn(tokens)
         tops = [wanted[row].sampling.logprobs or 0 for row in asked]
         return Drawn(tokens, asked, self._kernels.logprobs(raw, tokens.index_select(0, rows), tops))
+
+    def drawn(self, tokens: Tensor, wanted: Sequence[NextToken]) -> Drawn:
+        """Return the tokens that a captured step has drawn by `table`: a step that others' edits sit out."""
+        self._follow(wanted)
+        return Drawn(tokens)
 
     def score(self, logits: Tensor, tokens: Sequence[int], top: int) -> list[Logprob]:
         """Return the log-probability of each row's token, and of the row's `top` likeliest tokens."""
@@ -170,6 +181,10 @@ class Sampler:
             known = Edits(token.sampling, history, self._vocab_size, self._syntaxes)
             known.follow(token.index, token.newest)
         return known
+
+
+def _numbers(wanted: Sequence[NextToken]) -> list[float]:
+    return [uniform(of.sampling.seed, of.index) if of.sampling.temperature > 0 else 0.0 for of in wanted]
 
 
 def _logprobs(likeliest: Likeliest) -> list[Logprob]:
