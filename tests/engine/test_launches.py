@@ -199,7 +199,7 @@ def test_a_captured_step_launches_no_more_kernels_than_it_did(
     # that are wanted; three for drawing.
     around = one.captured - by_layer
     assert around.total() <= 14 + bool(chunk), around
-    assert one.copies == two.copies == 1 + adapted, "all that a step reads is sent at once, but which rows have adapters"
+    assert one.copies == two.copies == 1 + adapted, "all that a step reads is sent at once; adapters' rows apart"
     assert two.beside == one.beside, "the host launches nothing for a layer"
     assert two.behind == Counter(copy_=1), "the tokens go to the CPU"
 

@@ -36,8 +36,7 @@ Other people's clients, as they are on PyPI and npm, each in an environment of i
 tool only where it must, which `llm` cannot demand: there a model made for the test (`calling_model.py`) calls.
 
 **Shape, not sense.** A row says that the protocol works and that an answer has the demanded form: JSON that follows its
-schema, a call with the right names of arguments. Whether the content is right depends on the model. With a schema of
-your own a model of 135 million parameters may fill valid JSON with nonsense.
+schema, a call with the right names of arguments. Whether the content is right depends on the model.
 
 """
 HEADER = ("client", "version", "passed", "failed", "on")
