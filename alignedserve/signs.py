@@ -1,4 +1,5 @@
-"""Signs of life of a part that starts: what it does, and how far it is. Only the standard library is imported here.
+"""Signs of life of a part that starts: what it does, and how far it is; and the exit codes of one that ends. Only the
+standard library is imported here.
 
 Code that does long work of a start says so through `Signs`, in pieces where the work has pieces. A process sends its
 newest sign to the launcher (shell/signs.py), which shows the slowest part and ends one that stands still
@@ -11,8 +12,22 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Protocol
+
+
+class ExitCode(IntEnum):
+    """An exit code of a part's process. The launcher, if it still runs, starts the part again after all but STOPPED and
+    USER_ERROR."""
+
+    STOPPED = 0
+    BROKEN = 1  # an error that was not expected: Python itself ends with this code
+    USER_ERROR = 2  # starting the part again would not help
+    LAUNCHER_GONE = 3
+    CAST_OUT = 4
+    RANK_LOST = 5
+    DEVICE_LOST = 6
+    WORK_HUNG = 7
 
 
 class Stage(Enum):

@@ -25,7 +25,7 @@ from alignedserve.protocol.commands import CopyIn, CopyOut
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, Post
 from alignedserve.protocol.messages import Member
 from alignedserve.protocol.rank_orders import Copying
-from alignedserve.shell.exit_code import ExitCode
+from alignedserve.signs import ExitCode
 
 log = logging.getLogger("alignedserve.engine")
 

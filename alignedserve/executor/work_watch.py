@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from alignedserve.core import FREE_COPIES, CopyCost, StepPlan
-from alignedserve.shell.exit_code import ExitCode
+from alignedserve.signs import ExitCode
 
 log = logging.getLogger("alignedserve.engine")
 

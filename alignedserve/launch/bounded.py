@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from alignedserve.launch.host import NoAnswer, say
-from alignedserve.shell.exit_code import ExitCode
+from alignedserve.signs import ExitCode
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 CALL_S = 20.0  # for a call to Ray

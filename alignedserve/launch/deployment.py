@@ -25,13 +25,13 @@ from alignedserve.launch.screen import StartScreen, announce_when_ready
 from alignedserve.launch.succession import OUTLIVE_S, LauncherRecord, LeftParts, LivingProcess, RecordFile
 from alignedserve.protocol.messages import LAUNCHER, Attempt, Died, Retire, Started
 from alignedserve.shell.control import Door, HeardOrder, LauncherOrder
-from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.link_keys import DeploymentKeys
 from alignedserve.shell.links import Pulse, inbox
 from alignedserve.shell.logs import set_up
 from alignedserve.shell.part import PartSpec
 from alignedserve.shell.signs import SignInbox
 from alignedserve.shell.work_note import note_of, read
+from alignedserve.signs import ExitCode
 
 LOOK_S, LOOK_AGAIN_S = 0.5, 2.0  # between two looks at parts, while one is starting and when all run
 ENDED_S = 2.0  # for killed parts to have ended, at the end

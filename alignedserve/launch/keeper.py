@@ -25,8 +25,7 @@ from alignedserve.launch.host import Host, NoAnswer, PartBegan, PartEnded, PartE
 from alignedserve.launch.starts import Starts
 from alignedserve.protocol.messages import ROUTER, Attempt, Died, Life, Retire, Started, rank_suffix, worker_of
 from alignedserve.shell.control import HeardOrder
-from alignedserve.shell.exit_code import ExitCode
-from alignedserve.signs import Sign, Stage
+from alignedserve.signs import ExitCode, Sign, Stage
 
 if TYPE_CHECKING:
     from alignedserve.shell.part import PartSpec

@@ -19,9 +19,8 @@ from alignedserve.launch.host import Events, Host, PartBegan, say
 from alignedserve.launch.keeper import GRACE_S
 from alignedserve.launch.succession import LeftParts, LeftProcess
 from alignedserve.safe_path import module_command
-from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import PartSpec
-from alignedserve.signs import Sign, Stage
+from alignedserve.signs import ExitCode, Sign, Stage
 
 ForkServers: TypeAlias = Mapping[bool, ForkServer]  # one for workers, and one, without torch, for all other parts
 _Process: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess | LeftProcess"

@@ -28,12 +28,11 @@ from alignedserve.core import WORKERS, Role
 from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
 from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.launch.succession import inputs
-from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.links import PREFIX, remove_dead_sockets
 from alignedserve.shell.logs import never_fail_to_print, set_up
 from alignedserve.shell.part import LiveSettings, OnStart, Part, PartSpec, Place, Stoppable
 from alignedserve.shell.signs import SignSender
-from alignedserve.signs import Stage, growing
+from alignedserve.signs import ExitCode, Stage, growing
 
 log = logging.getLogger("alignedserve.parts")
 

@@ -29,10 +29,10 @@ from alignedserve.protocol.events import Closed, Event, Opened, Paused, Resumed,
 from alignedserve.protocol.messages import Figures, Member
 from alignedserve.scheduling.policy import Predictor
 from alignedserve.scheduling.sketch import sketch_of
-from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import Part
 from alignedserve.shell.shell import Shell
 from alignedserve.shell.turn import NoHands
+from alignedserve.signs import ExitCode
 
 log = logging.getLogger("alignedserve.owner")
 

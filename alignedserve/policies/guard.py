@@ -2,7 +2,7 @@
 
     raises, or returns nonsense   the default makes this one decision; the next is the policy's again
     is slow                       for some answers that is borne; then the default decides, until the part starts again
-    does not answer at all        it is ended (shell/loop_watch.py); the default decides, until the part starts again
+    does not answer at all        it is ended (shell/answer_limit.py); the default decides, until the part starts again
 
 Every failure is counted; the first is logged, and then each that makes ten times as many.
 """
@@ -39,7 +39,7 @@ class PolicyOverdue(BaseException):
 
 
 class Limit:
-    """Ends a policy that does not answer (shell/loop_watch.py): a question is asked while the limit is entered.
+    """Ends a policy that does not answer (shell/answer_limit.py): a question is asked while the limit is entered.
 
     As it stands it lets every policy finish: in a simulation the end of one would depend on the machine."""
 

@@ -5,8 +5,6 @@ bounded_threads.py  Threads for work on what clients send, which is given up aft
 clock.py         The clock of every process, which never jumps.
 control.py       How a user speaks to a running deployment: `alignedserve stop`, `alignedserve scale`.
 event_loop.py    The event loop of asyncio.
-exit_code.py     How a part's process says, as it ends, whether to start it again.
-journal.py       Log lines that say where a request goes next, and never quote its text.
 link_keys.py     The keys of a deployment's links: only a process that has them may send.
 links.py         Links between processes: each process has one inbox and a one-way link to each other member.
 listener.py      The socket at which HTTP arrives.
@@ -14,7 +12,7 @@ logs.py          The format of log lines: text or JSON.
 loop_watch.py    Watch that the loops of a process turn; the process of one that stands still ends.
 part.py          A part of a deployment: what it is told when it starts, where it works, and its links.
 process.py       What the kernel says of this process and of its machine, for metrics.
-shell.py         The turn loop of a real process: sockets, threads, and the results of work.
+shell.py         The turn loop of a real process: sockets, threads, results of work; it logs where requests go.
 signs.py         The way of signs of life from parts to their launcher.
 turn.py          The turn loop that real and simulated processes share: events in, commands out, timers, work.
 work_note.py     A note in shared memory of what a core is working on, which outlives its process.

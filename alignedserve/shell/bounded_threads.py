@@ -19,7 +19,7 @@ from threading import Event
 from typing import TypeVar
 
 from alignedserve.errors import AlignedServeError
-from alignedserve.shell.exit_code import ExitCode
+from alignedserve.signs import ExitCode
 
 log = logging.getLogger("alignedserve.shell")
 

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from alignedserve.shell.exit_code import ExitCode
+from alignedserve.signs import ExitCode
 
 log = logging.getLogger("alignedserve.shell")
 

@@ -14,19 +14,36 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
+from alignedserve.core import Entry, Request
 from alignedserve.errors import AlignedServeError, WireError
+from alignedserve.forms.messages import Evict, Prefetched
 from alignedserve.policies.guard import Failures
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import AtWork, Event, Post, StepDone, Unsent, attempts_of
 from alignedserve.protocol.membership import membership_of
-from alignedserve.protocol.messages import ROUTER, Figures, Life, Member, Message, Progress
-from alignedserve.shell import journal
+from alignedserve.protocol.messages import (
+    ROUTER,
+    AttemptLost,
+    Batch,
+    Cancel,
+    Commit,
+    Figures,
+    Life,
+    Member,
+    Message,
+    Prefill,
+    Progress,
+    Pull,
+    Refused,
+    Submit,
+)
 from alignedserve.shell.clock import Clock
 from alignedserve.shell.links import LinkFull, Links
 from alignedserve.shell.process import OwnProcess
 from alignedserve.shell.turn import Core, CoreInTwo, Decide, Hands, NoHands, TurnLoop
 
 log = logging.getLogger("alignedserve.shell")
+journal = logging.getLogger("alignedserve.requests")  # where a request goes next; no line quotes its text
 
 # Begin work that goes on beside later work and post its result, or the exception that it fails with.
 # False: the shell performs the work itself.
@@ -151,7 +168,7 @@ class Shell(TurnLoop):
     def _send(self, to: str, message: Message) -> None:
         if isinstance(message, Figures) and message.process is None:  # else it is another part's, handed on
             message = replace(message, process=self._own.figures(self._clock.now()))
-        journal.note(to, message)
+        note(to, message)
         try:
             self._links.send(to, message)
         except LinkFull as error:
@@ -160,3 +177,46 @@ class Shell(TurnLoop):
             is_told = isinstance(error, WireError)
             log.error("%s", error if is_told else "a message cannot be sent", exc_info=None if is_told else error)
             self._deliver(Unsent(to, message, str(error)))
+
+
+def note(to: str, message: Message) -> None:
+    """Log a line for each request that this message moves on, with the id that is also the answer's x-request-id.
+
+    An ordinary move is for `log.level` debug: each request has some, and a log should not fill its disk."""
+    level = logging.INFO if isinstance(message, (Refused, AttemptLost)) else logging.DEBUG
+    if journal.isEnabledFor(level):
+        for request, attempt, what in _moves(to, message):
+            journal.log(level, what, extra={"fields": {"request_id": request, "attempt": attempt}})
+
+
+def _moves(to: str, message: Message) -> Iterator[tuple[str, int, str]]:
+    """Yield (request, attempt, what happens)."""
+    match message:
+        case Submit(request):
+            yield *_attempt_of(request), "submitted"
+        case Prefill(request):
+            yield *_attempt_of(request), f"goes to {to}"
+        case Commit(Entry(request=request)):
+            yield *_attempt_of(request), f"goes to {to}"
+        case Batch(entries):
+            for entry in entries:
+                yield *_attempt_of(entry.request), f"goes to {to}"
+        case Pull(_, request_id, attempt):
+            yield request_id, attempt, f"is pulled from {to}"
+        case Evict(Entry(request=request)):
+            yield *_attempt_of(request), f"is to leave for {to}"
+        case Prefetched(attempts):
+            yield from ((*attempt, f"is prefetched for {to}") for attempt in attempts)
+        case Progress(ended=ended, lost=lost, unknown=unknown):
+            yield from ((*attempt, "ended") for attempt in ended)
+            yield from ((*attempt, "lost") for attempt in (*lost, *unknown))
+        case Refused(request_id, attempt):
+            yield request_id, attempt, "refused"
+        case AttemptLost(request_id, attempt):
+            yield request_id, attempt, "lost: its owner is to start the next attempt"
+        case Cancel(request_id, attempt) if to == ROUTER:
+            yield request_id, attempt, "cancelled"
+
+
+def _attempt_of(request: Request) -> tuple[str, int]:
+    return request.id, request.attempt

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from alignedserve.cli.terminal.interrupt import LeavesAtOnce
-from alignedserve.shell.exit_code import ExitCode
+from alignedserve.signs import ExitCode
 from tests.rare import rare, thinned
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from alignedserve.core import Role
-from alignedserve.shell.exit_code import ExitCode
+from alignedserve.signs import ExitCode
 from tests.end_to_end.client import Wanted, check_greedy, client, command, mixed, tokens_of
 from tests.end_to_end.deployment import BACK_S, Deployment, deployed, free_port, part_of
 from tests.end_to_end.test_succession import followed

@@ -35,8 +35,8 @@ from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.protocol.commands import CopyIn, CopyOut, RunStep
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event
 from alignedserve.shell.clock import ClockOrigin
-from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import PartSpec, Place
+from alignedserve.signs import ExitCode
 from tests.kernels.samples import threads as torch_threads
 from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, member
 

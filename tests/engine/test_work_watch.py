@@ -14,7 +14,7 @@ import pytest
 
 from alignedserve.core import CopyCost, StepPlan
 from alignedserve.executor.work_watch import LEAST_S, ON_GPU_S, UNKNOWN_S, WorkWatch
-from alignedserve.shell.exit_code import ExitCode
+from alignedserve.signs import ExitCode
 
 STEP = StepPlan(1)
 LOOK_S = 0.5

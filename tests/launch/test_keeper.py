@@ -18,9 +18,8 @@ from alignedserve.errors import AlignedServeError
 from alignedserve.launch import deployment, keeper
 from alignedserve.launch.host import NoAnswer
 from alignedserve.shell.control import HeardOrder, LauncherOrder, door_of, tell
-from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import PartSpec
-from alignedserve.signs import Sign, Stage
+from alignedserve.signs import ExitCode, Sign, Stage
 from tests.launch.keepers import ScriptedDeployment
 
 pytestmark = pytest.mark.usefixtures("own_door")

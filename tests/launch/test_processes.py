@@ -16,7 +16,7 @@ from alignedserve.launch import processes
 from alignedserve.launch.deployment import RunningDeployment
 from alignedserve.launch.orders import Reloading
 from alignedserve.launch.processes import ProcessHost
-from alignedserve.shell.exit_code import ExitCode
+from alignedserve.signs import ExitCode
 from tests.launch.keepers import specs_of
 
 pytestmark = pytest.mark.usefixtures("own_door")

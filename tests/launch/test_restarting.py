@@ -18,9 +18,9 @@ from alignedserve.launch.orders import Restart
 from alignedserve.launch.succession import LauncherRecord, LeftParts
 from alignedserve.protocol.messages import Attempt, Died, Life, Retire, Started
 from alignedserve.shell.control import RESTARTED, HeardOrder, LauncherOrder
-from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.link_keys import DeploymentKeys
 from alignedserve.shell.part import PartSpec
+from alignedserve.signs import ExitCode
 from tests.launch.keepers import ScriptedDeployment, specs_of
 from tests.launch.test_keeper import stop
 from tests.launch.test_succession import ASKED, ended_process

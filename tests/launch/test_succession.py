@@ -30,9 +30,9 @@ from alignedserve.launch.succession import (
 )
 from alignedserve.protocol.messages import Life
 from alignedserve.shell.clock import ClockOrigin
-from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.link_keys import DeploymentKeys
 from alignedserve.shell.part import PartSpec
+from alignedserve.signs import ExitCode
 from tests.launch.keepers import ScriptedDeployment, specs_of
 
 FORKING = multiprocessing.get_context("fork")

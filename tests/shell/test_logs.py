@@ -30,8 +30,8 @@ from alignedserve.protocol.messages import (
     Submit,
     Tokens,
 )
-from alignedserve.shell import journal
 from alignedserve.shell.logs import BURST, LINES_A_SECOND, set_up
+from alignedserve.shell.shell import note
 from tests.samples import entry, next_attempt, request
 
 A = request("req-a")
@@ -137,7 +137,7 @@ def test_what_clients_name_is_neither_another_line_nor_another_field(capsys: pyt
 
 def test_less_severe_lines_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     set_up(LogConfig(level=LogLevel.WARNING), "router")
-    journal.note(ROUTER, Submit(A))
+    note(ROUTER, Submit(A))
     assert capsys.readouterr().err == ""
 
 
@@ -257,7 +257,7 @@ def test_each_move_of_a_request_is_a_line(
     to: str, message: Message, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_up(LogConfig(level=LogLevel.DEBUG, format=LogFormat.JSON), "some-part")
-    journal.note(to, message)
+    note(to, message)
     line = json.loads(capsys.readouterr().err)
     assert line["message"] == said
     assert line.items() >= FIELDS.items()
@@ -265,19 +265,19 @@ def test_each_move_of_a_request_is_a_line(
 
 def test_a_request_to_which_nothing_happens_has_no_line_but_its_answers(capsys: pytest.CaptureFixture[str]) -> None:
     set_up(LogConfig(), "some-part")
-    journal.note(ROUTER, Submit(A))
-    journal.note("decode-0", Batch((entry(A, (1,)),)))
-    journal.note(ROUTER, Progress(ended=(("req-a", 0),)))
+    note(ROUTER, Submit(A))
+    note("decode-0", Batch((entry(A, (1,)),)))
+    note(ROUTER, Progress(ended=(("req-a", 0),)))
     assert capsys.readouterr().err == ""
-    journal.note("gateway-0", AttemptLost("req-a", 0))
+    note("gateway-0", AttemptLost("req-a", 0))
     (line,) = capsys.readouterr().err.splitlines()
     assert "lost: its owner is to start the next attempt" in line
 
 
 def test_tokens_are_no_move_and_attempts_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     set_up(LogConfig(level=LogLevel.DEBUG, format=LogFormat.JSON), "some-part")
-    journal.note("gateway-0", Tokens(()))
-    journal.note("decode-0", Cancel("req-a", 0))  # sent to each holder: the owner's line says enough
-    journal.note(ROUTER, Submit(next_attempt(A)))
+    note("gateway-0", Tokens(()))
+    note("decode-0", Cancel("req-a", 0))  # sent to each holder: the owner's line says enough
+    note(ROUTER, Submit(next_attempt(A)))
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["attempt"] for line in lines] == [1]

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from alignedserve.shell.clock import Clock, ClockOrigin
-from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.links import Links
 from alignedserve.shell.loop_watch import LOOKS, LoopWatch
 from alignedserve.shell.shell import Shell
+from alignedserve.signs import ExitCode
 from tests.shell.conftest import DEADLINE_S, Start
 from tests.shell.test_shell import Bench
 
