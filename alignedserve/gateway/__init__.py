@@ -9,13 +9,11 @@ explaining.py  The route of a request's timeline.
 files.py       The routes of /v1/files: the files that batch jobs read and write.
 exchanges.py   Answers a body while its client waits: as a stream of events, or whole.
 generation.py  Runs the requests of one body and reads tokens as they are delivered.
-handover.py    Hands the listening socket to the gateway that replaces this one.
 messages.py    Anthropic's Messages API: bodies, the chats made of these, routes and answers.
 openapi.py     Our own OpenAPI document: every route (routes.yaml) with its parameters, body and answers.
 pages.py       Small pages for browsers: / and /docs.
 responding.py  The routes of /v1/responses, whose conversations the server may keep.
 settings.py    The settings of a gateway's HTTP application.
 starting.py    Starts the requests of a body.
-streaming.py   Sends answers to clients that may leave at any time.
 vectors.py     The bodies that ask for vectors, with requests and answers.
 """

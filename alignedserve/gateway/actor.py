@@ -34,8 +34,8 @@ from alignedserve.gateway.app import make_app
 from alignedserve.gateway.batches import BatchRoutes
 from alignedserve.gateway.dashboard import Dashboard, OpenJobs
 from alignedserve.gateway.files import FileRoutes, HttpRoute
-from alignedserve.gateway.handover import Handover, handed_on
 from alignedserve.gateway.http.connections import GatewayConnection, raise_file_limit
+from alignedserve.gateway.http.handover import Handover, handed_on
 from alignedserve.gateway.http.middleware import MOST_CONNECTIONS
 from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.gateway.settings import GatewaySettings, body_limit_bytes

@@ -47,6 +47,7 @@ from alignedserve.gateway.messages import MessageRoutes
 from alignedserve.gateway.openai.errors import ApiError, draining, invalid, not_ready
 from alignedserve.gateway.openai.requests import detokenize, tokenize
 from alignedserve.gateway.openai.shapes import make_shape
+from alignedserve.gateway.openai.streaming import json_response
 from alignedserve.gateway.openai.types import (
     ChatRequest,
     CompletionRequest,
@@ -61,7 +62,6 @@ from alignedserve.gateway.responding import ResponseRoutes
 from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.gateway.starting import Starter
-from alignedserve.gateway.streaming import json_response
 from alignedserve.metrics.parts import PartMetrics
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import OwnerClient

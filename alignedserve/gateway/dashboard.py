@@ -28,8 +28,8 @@ from alignedserve.gateway.batches import counted
 from alignedserve.gateway.files import HttpRoute
 from alignedserve.gateway.http.middleware import PAGE
 from alignedserve.gateway.openai.errors import invalid, overloaded
+from alignedserve.gateway.openai.streaming import WatchedStream
 from alignedserve.gateway.pages import html_answer
-from alignedserve.gateway.streaming import WatchedStream
 from alignedserve.metrics.recent import SLOT_S, SLOTS_S, RecentRequests, RequestLog
 from alignedserve.owner.client import OwnerClient
 from alignedserve.protocol.messages import Figures

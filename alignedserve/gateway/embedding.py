@@ -21,8 +21,8 @@ from alignedserve.gateway.http.records import BodyMeter
 from alignedserve.gateway.openai.promises import make_promise
 from alignedserve.gateway.openai.reading import cost_of
 from alignedserve.gateway.openai.requests import Origin
+from alignedserve.gateway.openai.streaming import json_response, unless_gone
 from alignedserve.gateway.starting import Starter
-from alignedserve.gateway.streaming import json_response, unless_gone
 from alignedserve.gateway.vectors import (
     Answer,
     EmbeddingRequest,

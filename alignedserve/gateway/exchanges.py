@@ -21,10 +21,7 @@ from alignedserve.gateway.openai.errors import ApiError, api_error
 from alignedserve.gateway.openai.itemised import Event, ItemAnswer
 from alignedserve.gateway.openai.reading import AnswerPiece
 from alignedserve.gateway.openai.shapes import AnswerShape
-from alignedserve.gateway.openai.strict import Body
-from alignedserve.gateway.openai.writing import PART_BYTES, joined
-from alignedserve.gateway.starting import StartedRequests, Starter
-from alignedserve.gateway.streaming import (
+from alignedserve.gateway.openai.streaming import (
     DONE,
     Chunks,
     WatchedStream,
@@ -34,6 +31,9 @@ from alignedserve.gateway.streaming import (
     json_response,
     unless_gone,
 )
+from alignedserve.gateway.openai.strict import Body
+from alignedserve.gateway.openai.writing import PART_BYTES, joined
+from alignedserve.gateway.starting import StartedRequests, Starter
 from alignedserve.shell.event_loop import ENDS
 
 _log = logging.getLogger("alignedserve.gateway")

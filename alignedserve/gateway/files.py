@@ -20,9 +20,9 @@ from alignedserve.gateway.http.limits import MOST_ROWS, LookPace
 from alignedserve.gateway.http.middleware import caller_of, tab_of
 from alignedserve.gateway.http.uploading import UploadForm, receive
 from alignedserve.gateway.openai.errors import ApiError, invalid, no_room
+from alignedserve.gateway.openai.streaming import WatchedStream, json_response
 from alignedserve.gateway.openai.writing import encoded_runs
 from alignedserve.gateway.settings import GatewaySettings
-from alignedserve.gateway.streaming import WatchedStream, json_response
 from alignedserve.store.storage import OpenStorage, Storage
 from alignedserve.store.store import Listing, ListPage, OverQuota, OwnerUsage, Purpose, Record, StoredFile
 

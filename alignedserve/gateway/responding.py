@@ -23,6 +23,7 @@ from alignedserve.gateway.files import HttpRoute, list_object, parse_page
 from alignedserve.gateway.http.limits import LOOK_BYTES, MOST_ROWS, LookPace
 from alignedserve.gateway.http.middleware import caller_of, record_of
 from alignedserve.gateway.openai.errors import api_error, invalid, no_runner, rate_limited
+from alignedserve.gateway.openai.streaming import parts_response
 from alignedserve.gateway.openai.types import ChatRequest
 from alignedserve.gateway.openai.writing import json_parts
 from alignedserve.gateway.responses.answer import ResponseAnswer, response_head
@@ -37,7 +38,6 @@ from alignedserve.gateway.responses.types import (
     shown_fields,
 )
 from alignedserve.gateway.starting import Starter
-from alignedserve.gateway.streaming import parts_response
 from alignedserve.store.store import StoredResponse
 
 MOST_SENT_BYTES = 128 << 20  # of kept responses that one key has sent to it at once; a single one may have more

@@ -12,7 +12,7 @@ import pytest
 
 from alignedserve.config.config import Config
 from alignedserve.core import Role
-from alignedserve.gateway.handover import Handover, handed_on
+from alignedserve.gateway.http.handover import Handover, handed_on
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import PartSpec
 from tests.launch.keepers import specs_of

@@ -78,7 +78,7 @@ def test_a_client_that_reads_nothing_is_given_up(text: TextModel) -> None:
 def test_the_requests_of_a_client_that_does_not_read_are_paused_until_it_has_read_all(
     text: TextModel, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("alignedserve.gateway.streaming.BLOCKED_S", 0.05)
+    monkeypatch.setattr("alignedserve.gateway.openai.streaming.BLOCKED_S", 0.05)
 
     async def stalled() -> None:
         go_on = asyncio.Event()
@@ -102,7 +102,7 @@ def test_the_requests_of_a_client_that_does_not_read_are_paused_until_it_has_rea
 def test_a_paused_request_goes_on_when_its_client_has_read_all(
     text: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("alignedserve.gateway.streaming.BLOCKED_S", 0.05)
+    monkeypatch.setattr("alignedserve.gateway.openai.streaming.BLOCKED_S", 0.05)
 
     async def stalled() -> None:
         more, again, rest = asyncio.Event(), asyncio.Event(), asyncio.Event()

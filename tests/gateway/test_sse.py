@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from alignedserve.core import FinishReason
 from alignedserve.gateway.openai.reading import AnswerPiece
 from alignedserve.gateway.openai.shapes import AnswerShape, make_shape
+from alignedserve.gateway.openai.streaming import Chunks, event
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
-from alignedserve.gateway.streaming import Chunks, event
 from alignedserve.text.text_model import TextModel
 from tests.samples import request
 

@@ -9,7 +9,7 @@ uvicorn's protocol serves the requests. This class limits what uvicorn leaves un
     the rest of an answer that its client does not read      HEAD_S from the answer's end
     connections                                              most_connections
 
-The time of bodies is limited in bodies.py, that of streamed answers in streaming.py.
+The time of bodies is limited in bodies.py, that of streamed answers in openai/streaming.py.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ promises.py        Chooses a request's service class and deadlines.
 reading.py         Turns the delivered tokens of a request into pieces of its answer.
 requests.py        Makes Requests of a parsed body: prompts as tokens, limits, sampling. Answers /tokenize, /detokenize.
 shapes.py          Makes the JSON of an answer: chat or text completion, whole or in chunks.
+streaming.py       Sends answers to clients that may leave at any time.
 strict.py          Parses bodies and validates them strictly: unknown fields are refused by name.
 tools.py           The fields of a body about tools.
 types.py           The bodies that clients may send: OpenAI's fields, and vLLM's too.
