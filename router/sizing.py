@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING
 
 from alignedserve.core import Request, Role, ServiceClass
 from alignedserve.protocol.commands import Scale
+from alignedserve.router.lifecycle import OpenRequest, State
 from alignedserve.router.placing.admission import Admission
 from alignedserve.router.placing.placement import PILED_TTFT, Placement
 
@@ -161,29 +162,20 @@ class _RoleSize:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingRequest:
-    """A request that does not decode yet."""
-
-    request: Request
-    in_pool: bool
-    since: float  # when the router last heard of it
-
-
-@dataclass(frozen=True, slots=True)
 class _Pressure:
     much: float
     why: str
 
 
 def demands(
-    waiting: Iterable[WaitingRequest], placement: Placement, admission: Admission, be_wait_s: float, now: float
+    opened: Iterable[OpenRequest], placement: Placement, admission: Admission, be_wait_s: float, now: float
 ) -> Mapping[Role, WorkerDemand]:
-    prompts, handed_on = list[Request](), list[WaitingRequest]()
-    for entry in waiting:
-        if entry.in_pool:
-            handed_on.append(entry)
-        else:
-            prompts.append(entry.request)
+    prompts, handed_on = list[Request](), list[OpenRequest]()
+    for each in opened:
+        if each.state is State.POOL:
+            handed_on.append(each)
+        elif each.state is not State.DECODE:
+            prompts.append(each.request)
     num_prefill, num_decode = (placement.num_workers(role) for role in (Role.PREFILL, Role.DECODE))
     runs_prompts = Role.PREFILL if num_prefill else Role.DECODE
     for_prompts = _pressures_of_prompts(prompts, runs_prompts, placement, be_wait_s, now)
@@ -221,7 +213,7 @@ def _pressures_of_prompts(
 
 
 def _pressures_of_decodes(
-    handed_on: Iterable[WaitingRequest],
+    handed_on: Iterable[OpenRequest],
     num_workers: int,
     placement: Placement,
     admission: Admission,
@@ -230,10 +222,10 @@ def _pressures_of_decodes(
 ) -> list[_Pressure]:
     num_rt, num_late = placement.late
     num_be = 0
-    for entry in handed_on:
-        if entry.request.service is ServiceClass.RT:
+    for opened in handed_on:
+        if opened.request.service is ServiceClass.RT:
             num_rt += 1
-            num_late += now - entry.since > entry.request.slo.tbt_s
+            num_late += now - opened.moved_at > opened.request.slo.tbt_s
         else:
             num_be += 1
     share = num_late / num_rt if num_rt else 0.0

@@ -53,7 +53,7 @@ from alignedserve.router.placing.admission import NOTHING_AHEAD, Admission, Queu
 from alignedserve.router.placing.custom import with_length
 from alignedserve.router.placing.placement import Placement
 from alignedserve.router.prediction.length import PredictionOrders
-from alignedserve.router.sizing import LOOK_S, Sizes, Sizing, WaitingRequest, demands
+from alignedserve.router.sizing import LOOK_S, Sizes, Sizing, demands
 from alignedserve.router.suspects import Suspects
 from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
@@ -254,12 +254,7 @@ class RouterCore:
         """Ask the launcher for as many workers as the load needs."""
         if self._recovery.is_on or self._suspects.closed or not self._sizing.is_on:
             return []
-        waiting = (
-            WaitingRequest(opened.request, opened.state is State.POOL, opened.moved_at)
-            for opened in self._open
-            if opened.state is not State.DECODE
-        )
-        wanted = demands(waiting, self._placement, self._admission, self._limits.sizes.be_wait_s, now)
+        wanted = demands(self._open, self._placement, self._admission, self._limits.sizes.be_wait_s, now)
         scale = self._sizing.look(wanted, now)
         return [] if scale is None else [scale]
 
