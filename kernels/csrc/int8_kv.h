@@ -20,28 +20,6 @@ inline float scale_at(const int8_t* scales, int64_t head) {
     return widen(kept);
 }
 
-inline void store_signed_levels(Vec x, int8_t* p) {  // |x| is at most 127
-#if defined(__AVX512F__)
-    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));
-#elif defined(__AVX2__)
-    __m256i words = _mm256_cvtps_epi32(x.v);
-    __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(halves, halves));
-#else
-    *p = int8_t(std::nearbyint(x.v));
-#endif
-}
-
-inline Vec load_signed_levels(const int8_t* p) {
-#if defined(__AVX512F__)
-    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
-#elif defined(__AVX2__)
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)))};
-#else
-    return {float(*p)};
-#endif
-}
-
 // Returns the size of the largest number of a head; NaN where a number is not finite.
 template <class T>
 inline float largest_size(const T* from, int64_t head_dim) {
@@ -74,10 +52,10 @@ inline void quantise_head(const T* from, int64_t head_dim, int8_t* levels, int8_
     int64_t i = 0;
     const Vec low = Vec::all(-MOST_LEVEL), high = Vec::all(MOST_LEVEL);
     for (; i + W <= head_dim; i += W)
-        store_signed_levels(min(high, max(low, Vec::load(from + i) * Vec::all(inverse))), levels + i);
+        min(high, max(low, Vec::load(from + i) * Vec::all(inverse))).store(levels + i);
     for (; i < head_dim; ++i) {
         const float x = widen(from[i]) * inverse;
-        levels[i] = int8_t(std::nearbyint(x > MOST_LEVEL ? MOST_LEVEL : x > -MOST_LEVEL ? x : -MOST_LEVEL));
+        narrow(x > MOST_LEVEL ? MOST_LEVEL : x > -MOST_LEVEL ? x : -MOST_LEVEL, levels[i]);
     }
 }
 
@@ -91,7 +69,7 @@ inline void dequantise_head(const int8_t* levels, float scale, int64_t head_dim,
     int64_t i = 0;
     const Vec low = Vec::all(-LARGEST<T>), high = Vec::all(LARGEST<T>);
     for (; i + W <= head_dim; i += W)
-        min(high, max(low, load_signed_levels(levels + i) * Vec::all(scale))).store(to + i);
+        min(high, max(low, Vec::load(levels + i) * Vec::all(scale))).store(to + i);
     for (; i < head_dim; ++i) {
         const float x = float(levels[i]) * scale;
         narrow(x > LARGEST<T> ? LARGEST<T> : x < -LARGEST<T> ? -LARGEST<T> : x, to[i]);

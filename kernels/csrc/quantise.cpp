@@ -10,31 +10,6 @@ namespace ISA {
 constexpr int64_t TILE = 512;  // channels at a time: what is known of them stays in the first-level cache
 constexpr float TINY_STEP = 0x1p-100f, ENLARGE = 0x1p64f;
 
-static Vec load_levels(const uint8_t* p) {
-#if defined(__AVX512F__)
-    return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))};
-#elif defined(__AVX2__)
-    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)))};
-#else
-    return {float(*p)};
-#endif
-}
-
-// Rounds to the nearest level, ties to even, at most 255. No number is negative, and the addition removes the fraction.
-static uint8_t nearest_level(float x) { return uint8_t(std::min((x + 0x1p23f) - 0x1p23f, 255.0f)); }
-
-static void store_levels(Vec x, uint8_t* p) {
-#if defined(__AVX512F__)
-    _mm_storeu_si128((__m128i*)p, _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x.v)));
-#elif defined(__AVX2__)
-    __m256i words = _mm256_cvtps_epi32(x.v);
-    __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    _mm_storel_epi64((__m128i*)p, _mm_packus_epi16(halves, halves));
-#else
-    *p = nearest_level(x.v);
-#endif
-}
-
 struct Scale {
     float by, offset, inverse;
 };
@@ -91,10 +66,8 @@ struct Tile {
             uint8_t* out = q + token * q_row;
             int64_t i = 0;
             for (; i + W <= channels; i += W)
-                store_levels((Vec::load(x + i) * Vec::load(by + i) - Vec::load(offset + i)) * Vec::load(inverse + i),
-                             out + i);
-            for (; i < channels; ++i)
-                out[i] = nearest_level((widen(x[i]) * by[i] - offset[i]) * inverse[i]);
+                ((Vec::load(x + i) * Vec::load(by + i) - Vec::load(offset + i)) * Vec::load(inverse + i)).store(out + i);
+            for (; i < channels; ++i) narrow((widen(x[i]) * by[i] - offset[i]) * inverse[i], out[i]);
         }
     }
 };
@@ -157,7 +130,7 @@ static void dequantise_row(const uint8_t* q, const float* least, const float* st
     constexpr int W = Vec::width;
     int64_t i = 0;
     for (; i + W <= channels; i += W)
-        store_number(number_at(Vec::load(least + i), Vec::load(step + i), load_levels(q + i)), out + i);
+        store_number(number_at(Vec::load(least + i), Vec::load(step + i), Vec::load(q + i)), out + i);
     for (; i < channels; ++i) {
         const float half_way = step[i] * (float(q[i]) * 0.5f);
         narrow(std::min(std::max((least[i] + half_way) + half_way, -FLT_MAX), FLT_MAX), out[i]);

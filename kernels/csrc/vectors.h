@@ -1,4 +1,4 @@
-// Vectors of floats at the width of the instruction set that this file is compiled for, and the three dtypes in memory.
+// Vectors of floats at the width of the instruction set that this file is compiled for, and numbers as they lie in memory.
 //
 // Every kernel source is compiled once per instruction set (build.py), with ISA its name. Arithmetic is in fp32 whatever
 // the memory holds. Code in namespace ISA must not be shared between instruction sets: keep all of it inside.
@@ -26,6 +26,7 @@ inline int64_t number_size(int dtype) { return dtype == F32 ? 4 : dtype == INT8 
 
 inline float widen(float x) { return x; }
 inline float widen(int8_t x) { return x; }
+inline float widen(uint8_t x) { return x; }
 inline float widen(bf16 x) {
     uint32_t bits = uint32_t(x.bits) << 16;
     float value;
@@ -73,6 +74,13 @@ inline void narrow(float value, f16& to) {
     }
 }
 
+// Ties go to even. An int8_t comes from a size of at most 127; a uint8_t from 0 and more, and is 255 at most.
+inline void narrow(float value, int8_t& to) { to = int8_t(std::nearbyint(value)); }
+inline void narrow(float value, uint8_t& to) {
+    const float whole = (value + 0x1p23f) - 0x1p23f;  // the addition removes the fraction
+    to = uint8_t(whole < 255 ? whole : 255);
+}
+
 #if defined(__AVX512F__)
 
 struct Vec {
@@ -86,6 +94,10 @@ struct Vec {
         return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
     }
     static Vec load(const f16* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+    static Vec load(const int8_t* p) { return whole(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
+    static Vec load(const uint8_t* p) { return whole(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))); }
+    static Vec whole(__m512i numbers) { return {_mm512_cvtepi32_ps(numbers)}; }
+    __m512i to_whole() const { return _mm512_cvtps_epi32(v); }
     void store(float* p) const { _mm512_storeu_ps(p, v); }
     void store(bf16* p) const {
 #if defined(__AVX512BF16__)
@@ -100,13 +112,11 @@ struct Vec {
 #endif
     }
     void store(f16* p) const { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
+    void store(int8_t* p) const { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(to_whole())); }
+    void store(uint8_t* p) const { _mm_storeu_si128((__m128i*)p, _mm512_cvtusepi32_epi8(to_whole())); }
     float sum() const { return _mm512_reduce_add_ps(v); }
     float largest() const { return _mm512_reduce_max_ps(v); }
 };
-inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
-inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
-inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
-inline Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
@@ -130,6 +140,9 @@ struct Vec {
         return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
     }
     static Vec load(const f16* p) { return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p))}; }
+    static Vec load(const int8_t* p) { return whole(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
+    static Vec load(const uint8_t* p) { return whole(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
+    static Vec whole(__m256i numbers) { return {_mm256_cvtepi32_ps(numbers)}; }
     void store(float* p) const { _mm256_storeu_ps(p, v); }
     void store(bf16* p) const {
         __m256i bits = _mm256_castps_si256(v);
@@ -142,6 +155,12 @@ struct Vec {
         _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(packed));
     }
     void store(f16* p) const { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
+    void store(int8_t* p) const { _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(in_16_bits(), in_16_bits())); }
+    void store(uint8_t* p) const { _mm_storel_epi64((__m128i*)p, _mm_packus_epi16(in_16_bits(), in_16_bits())); }
+    __m128i in_16_bits() const {
+        const __m256i words = _mm256_cvtps_epi32(v);
+        return _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    }
     float sum() const {
         __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
         half = _mm_add_ps(half, _mm_movehl_ps(half, half));
@@ -153,10 +172,6 @@ struct Vec {
         return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
     }
 };
-inline Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
-inline Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
-inline Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
-inline Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
 inline Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }
@@ -188,10 +203,6 @@ struct Vec {
     float sum() const { return v; }
     float largest() const { return v; }
 };
-inline Vec operator+(Vec a, Vec b) { return {a.v + b.v}; }
-inline Vec operator-(Vec a, Vec b) { return {a.v - b.v}; }
-inline Vec operator*(Vec a, Vec b) { return {a.v * b.v}; }
-inline Vec operator/(Vec a, Vec b) { return {a.v / b.v}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
 inline Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
 inline Vec min(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
@@ -201,6 +212,11 @@ inline Vec rounded(Vec a) { return {std::nearbyint(a.v)}; }
 inline Vec times_two_to(Vec a, Vec whole) { return {std::ldexp(a.v, int(whole.v))}; }
 
 #endif
+
+inline Vec operator+(Vec a, Vec b) { return {a.v + b.v}; }
+inline Vec operator-(Vec a, Vec b) { return {a.v - b.v}; }
+inline Vec operator*(Vec a, Vec b) { return {a.v * b.v}; }
+inline Vec operator/(Vec a, Vec b) { return {a.v / b.v}; }
 
 // Returns e to the power of x, to about 2 units in the last place; next to nothing below -87. A NaN stays a NaN: min and
 // max return their second where one is a NaN.
