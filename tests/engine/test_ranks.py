@@ -27,8 +27,7 @@ from alignedserve.engine.graphs import Step
 from alignedserve.engine.sampling.reading import Begun
 from alignedserve.errors import ConfigError, RankLost
 from alignedserve.executor import loading
-from alignedserve.kernels.common.reference import Reference
-from tests.engine.driver import PLENTY, Driver, Replays, prompt_of
+from tests.engine.driver import PLENTY, Drawing, Driver, Replays, prompt_of
 from tests.models import VOCAB, llama
 from tests.rare import rarely
 from tests.reference import Tally, compare
@@ -145,7 +144,7 @@ def test_captured_ranks_say_what_transformers_says(
 ) -> None:
     """A step of three has a row of padding, and one with a prompt has more."""
     folder = folder_of(name)
-    both = Captured(folder, pool, kernels=Reference())
+    both = Captured(folder, pool, kernels=Drawing())
     assert both.capture(most_tokens=16) == [[1, 2, 4, 16]] * 2
     as_one: Any = both
     driver = Driver(as_one, 7)
