@@ -384,7 +384,7 @@ class Admission:
         if wait_s <= most_s:
             return None
         self._overloaded_until = now + _OVERLOAD_S
-        why = f"it would wait {wait_s:.1f} s for others, and may wait {most_s:.1f} s with its ttft of {ttft_s:g} s: try"
+        why = f"it would wait {wait_s:.2f} s for others, and may wait {most_s:.2f} s with its ttft of {ttft_s:g} s: try"
         why += " again later, or ask for a longer slo.ttft_ms or for service_tier flex"
         again_s = self.first_token_s(request, ahead, before) - alone_s - most_s
         return Refusal(Rejection.LATE, why, again_s)

@@ -139,7 +139,7 @@ def test_nobody_else_may_speak_there(deployment: Deployment) -> None:
 
 def test_where_nothing_is_served_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["stop", "--port", "1"]) == 2
-    assert "you serve nothing on port 1 of this machine" in capsys.readouterr().err
+    assert "you serve nothing on port 1 of this machine (--port names another)" in capsys.readouterr().err
 
 
 def test_a_folder_that_others_may_enter_is_not_used(

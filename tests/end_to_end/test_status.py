@@ -59,5 +59,5 @@ def test_whether_promises_are_kept_is_told(deployment: Deployment) -> None:
 def test_nobody_there() -> None:
     said = status("--url", "http://127.0.0.1:9")
     assert (said.returncode, said.stdout) == (2, "")
-    assert said.stderr.startswith("alignedserve: nothing answers at http://127.0.0.1:9")
+    assert said.stderr.startswith("alignedserve: nothing answers at http://127.0.0.1:9 (--url names another): ")
     assert said.stderr.count("\n") == 1

@@ -144,7 +144,7 @@ class TestFirstToken:
     def test_the_text_says_what_would_help(self) -> None:
         refusal = refused(self.standing(), rt("a"), WorkAhead(prompts_s=7.0, prompt_s=0.4))
         assert refusal.why == (
-            "it would wait 7.0 s for others, and may wait 0.4 s with its ttft of 1 s: "
+            "it would wait 7.00 s for others, and may wait 0.42 s with its ttft of 1 s: "
             "try again later, or ask for a longer slo.ttft_ms or for service_tier flex"
         )
 

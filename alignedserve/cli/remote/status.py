@@ -106,7 +106,7 @@ class DeploymentServer(RemoteServer):
     def lost(self, error: Exception) -> StatusError:
         if isinstance(error, httpx.InvalidURL):
             return StatusError(f"--url {self.url!r} is not a URL: {error}")
-        return StatusError(f"nothing answers at {self.url}: {error}")
+        return StatusError(f"nothing answers at {self.url} (--url names another): {error}")
 
     def refused(self, answer: httpx.Response) -> StatusError:
         key = " (--api-key)" if answer.status_code == httpx.codes.UNAUTHORIZED else ""
