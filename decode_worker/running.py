@@ -315,18 +315,20 @@ class Stepping(WorkerPart):
         them decode here."""
         if not step.chunks:
             return not self._here.unfinished
-        if step.draws or self._steps.takes_amid or self._limits.fold is not None:
-            return False
         chunks = {chunk.request: chunk for chunk in step.chunks}
-        if any(chunk.scoring is not None or chunk.pooling is not None for chunk in step.chunks):
-            return False
-        return all(
+        return self._brings_kv_and_tokens(step) and all(
             (chunk := chunks.get(prompt.request.id)) is not None
             and prompt.is_at(chunk)
             and prompt.prefix == chunk.start
             and not prompt.decode
             for prompt in self._here.unfinished
         )
+
+    def _brings_kv_and_tokens(self, step: StepPlan) -> bool:
+        """Return whether the prompts of the step bring nothing else, and no step may run in its pauses."""
+        if step.draws or self._steps.takes_amid or self._limits.fold is not None:
+            return False
+        return all(chunk.scoring is None and chunk.pooling is None for chunk in step.chunks)
 
 
 MOST_ALIKE = 15  # steps of the same decodes that are charged like an earlier one

@@ -124,6 +124,8 @@ MakeParts: TypeAlias = Callable[[Worker, Offering], tuple[FormPart, FormPart]]
 
 
 class DecodeCore:
+    stepping_kind = Stepping
+
     def __init__(
         self, setup: WorkerSetup, scheduler: Scheduler, make_memory: MakeMemory, make_parts: MakeParts
     ) -> None:
@@ -153,7 +155,7 @@ class DecodeCore:
         self.arrivals = Arrivals(worker)
         # Steps
         choices = Choices(worker, self.seats)
-        self.stepping = Stepping(worker, self.arrivals, self.seats, choices, self.leaving, self.elsewhere)
+        self.stepping = self.stepping_kind(worker, self.arrivals, self.seats, choices, self.leaving, self.elsewhere)
         self.step_end = StepEnd(worker, choices, self.owners, self.writing, self.pages)
         self.idle = IdleTrials(worker, setup.cost is not None)
         self.router = RouterLink(worker, self.owners, self.elsewhere)

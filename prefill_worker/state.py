@@ -14,6 +14,7 @@ from alignedserve.core import Role
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.decode_worker.state import handlers as handlers_where_requests_decode
 from alignedserve.forms.parts.table import parts_of
+from alignedserve.prefill_worker.running import PromptStepping
 from alignedserve.protocol.events import KvReceived, MemberJoined, StepDone
 from alignedserve.protocol.messages import Cancel
 from alignedserve.schedulers.table import scheduler_of
@@ -65,6 +66,8 @@ class PromptMemory(PlainMemory):
 
 
 class PrefillCore(DecodeCore):
+    stepping_kind = PromptStepping
+
     def __init__(self, setup: WorkerSetup) -> None:
         super().__init__(setup, scheduler_of(setup.policy), PromptMemory, parts_of)
         self._events, self._turn = handlers(self), turn(self)

@@ -153,7 +153,7 @@ class EngineConfig:
         Graphs.AUTO, "whether steps on a GPU are captured once for each of some sizes, and replayed"
     )
     look_ahead: LookAhead = experiment(
-        LookAhead.AUTO, "steps that a decode worker plans while the step before runs; auto is 1 on a GPU, 0 on a CPU"
+        LookAhead.AUTO, "steps that a worker plans while the step before runs; auto is 1 on a GPU, 0 on a CPU"
     )
     profile_s: float = setting(
         10.0,
@@ -198,7 +198,7 @@ class EngineConfig:
         return self.max_step_tokens or max(usual, self.seats)
 
     def steps_ahead(self, policy: Policy) -> int:
-        """Return how many steps a decode worker plans while another runs."""
+        """Return how many steps a worker plans while another runs."""
         if self.look_ahead is not LookAhead.AUTO:
             return int(self.look_ahead.value)
         return int(self.on_gpu and policy.why_not_ahead is None)

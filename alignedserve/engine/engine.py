@@ -265,9 +265,11 @@ class Engine:
         *,
         most_tokens: int = 0,
         with_adapters: bool = False,
+        only_prompts: bool = False,
     ) -> None:
         """Capture decode steps of up to `most` requests, and steps with prompts of up to `most_tokens` tokens, as long
-        as `least` bytes are free: all ranks together. `with_adapters` says that each is captured with adapters, too."""
+        as `least` bytes are free: all ranks together. `with_adapters` says that each is captured with adapters, too;
+        `only_prompts` that no request decodes here."""
         assert self.has_graphs, "there is no block for padding"
         scratch, captures, config = self.num_blocks, self._captures, self.config
         places = places_for(most, units_for(config.max_positions, self.block_size), self.num_blocks)
@@ -278,9 +280,8 @@ class Engine:
         if self.ranks.together(int(with_adapters)):
             adapters = StaticAdapters(max(most, tokens))
         self._captured_adapters = adapters
-        graphs = StepGraphs(
-            most, tokens, words, forward, capture, block_size, places, scratch, self.device, draw, adapters
-        )
+        kinds = draw, adapters, only_prompts
+        graphs = StepGraphs(most, tokens, words, forward, capture, block_size, places, scratch, self.device, *kinds)
         self.signs.stage(Stage.GRAPHS, len(graphs))
         graphs.capture_all(free, least, self.signs.advance, self.ranks)
         if not self.ranks.together(int(self._kernels.captures_adapters is captures_adapters)):

@@ -136,14 +136,16 @@ class StepGraphs:
         device: torch.device,
         draw: Draw | None = None,
         adapters: StaticAdapters | None = None,
+        only_prompts: bool = False,
     ) -> None:
         """Prepare graphs for steps of up to `most` decodes, and for steps with prompts of up to `most_tokens` tokens,
         with a place for each block of each request; `scratch` is a block of no request.
 
-        `vocabulary` is the number of logits of a token. Without `draw` no step draws tokens. With `adapters` there are
-        graphs for steps with adapters, too: `forward` finds those of the step there.
+        `vocabulary` is the number of logits of a token. Without `draw` no step draws tokens. With `only_prompts` there
+        are no graphs for decodes alone, with `adapters` there are graphs for steps with adapters, too: `forward` finds
+        those of the step there.
         """
-        self._sizes = [StepSize(size, size) for size in sizes(most)]
+        self._sizes = [] if only_prompts else [StepSize(size, size) for size in sizes(most)]
         self._sizes += [StepSize(size, min(size, most + 1), _MOST_CHUNKS) for size in sizes_with_prompts(most_tokens)]
         if adapters is not None:
             self._sizes += [size._replace(adapted=True) for size in self._sizes]
@@ -249,8 +251,12 @@ class StepGraphs:
         return Computed(graph.replay()[: len(wanted)], None if table is None else self._drawn[: len(wanted)])
 
     def _size_for(self, rows: int, has_prompts: bool, has_adapters: bool) -> StepSize:
-        kind = has_prompts, has_adapters
-        fitting = (size for size in self._sizes if size.rows >= rows and (bool(size.chunks), size.adapted) == kind)
+        """Return the size for a step; where no decodes alone are captured, their rows are like those of prompts."""
+        fitting = (
+            size
+            for size in self._sizes
+            if size.rows >= rows and size.adapted is has_adapters and (size.chunks or not has_prompts)
+        )
         return next(fitting, StepSize(0, 0))
 
     def _padding(self, size: StepSize, rows: int) -> list[Lie]:

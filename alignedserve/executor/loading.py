@@ -58,8 +58,7 @@ def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
     if device.type == "cpu":
         check_worker(config, model, room, place.folder)
     use_threads(config.engine.threads, ranks * (topology.prefill_workers + topology.decode_workers))
-    captures = config.engine.cuda_graphs is not Graphs.OFF and place.spec.acts_as is Role.DECODE
-    has_graphs = captures and device.type == "cuda"
+    has_graphs = config.engine.cuda_graphs is not Graphs.OFF and device.type == "cuda"
     plain = plain_model(place, device)
     place.signs.stage(Stage.WEIGHTS, demand(config, model, room, place.folder).weights)
     engine = kind(
@@ -121,13 +120,13 @@ def _num_blocks(place: Place, ranks: RankLinks) -> int:
     return limits.num_blocks
 
 
-def capture_decodes(engine: Engine, config: Config) -> None:
-    """Capture steps as CUDA graphs. They may take half of the memory reserve; the other half is left for the
-    rest."""
+def capture_steps(engine: Engine, config: Config, role: Role = Role.DECODE) -> None:
+    """Capture the steps of a worker's role as CUDA graphs. They may take half of the memory reserve; the other half is
+    left for the rest."""
     why_never = engine.why_no_graphs
     if not engine.ranks.agree(why_never is None):
         why_never = why_never or OTHER_RANK
-    why = why_never or _captured(engine, config)
+    why = why_never or _captured(engine, config, only_prompts=role is not Role.DECODE)
     if why is None:
         return
     if config.engine.cuda_graphs is Graphs.ON:
@@ -136,13 +135,17 @@ def capture_decodes(engine: Engine, config: Config) -> None:
         fell_back(CAPTURED, why, STEP_BY_STEP)
 
 
-def _captured(engine: Engine, config: Config) -> str | None:
+def _captured(engine: Engine, config: Config, only_prompts: bool) -> str | None:
     """Capture the steps, or return why that failed: then steps run kernel by kernel."""
     least = config.engine.gpu_reserve_mb << 19
     try:
         capture, free = CudaCapture(engine.device), lambda: free_memory(engine.device) or 0
-        tokens, with_adapters = config.engine.step_tokens, engine.captures_adapters
-        engine.capture(config.engine.seats, capture, free, least, most_tokens=tokens, with_adapters=with_adapters)
+        engine.capture(
+            *(config.engine.seats, capture, free, least),
+            most_tokens=config.engine.step_tokens,
+            with_adapters=engine.captures_adapters,
+            only_prompts=only_prompts,
+        )
     except RankLost:
         raise
     except RankGaveUp as error:
@@ -157,8 +160,6 @@ def _captured(engine: Engine, config: Config) -> str | None:
 def steps_ahead(place: Place) -> int:
     """Return how many steps a worker plans while another runs; say why a GPU plans none, unless that was asked for."""
     engine, policy = place.config.engine, place.config.policy
-    if place.spec.acts_as is not Role.DECODE:
-        return 0
     is_open = engine.look_ahead is LookAhead.AUTO and engine.device is DeviceKind.CUDA
     if is_open and policy.why_not_ahead is not None:
         fell_back("steps planned ahead", policy.why_not_ahead, "the GPU waits between two steps")

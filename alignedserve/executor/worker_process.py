@@ -19,7 +19,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.profiling import Meter, start_profile, subject_of
 from alignedserve.executor.building import build_rank
 from alignedserve.executor.leading import LeadingEngine, follow, say_nothing, saying_to
-from alignedserve.executor.loading import capture_decodes, steps_ahead
+from alignedserve.executor.loading import capture_steps, steps_ahead
 from alignedserve.executor.work_watch import LEAST_S, ON_GPU_S, UNKNOWN_S, WorkWatch
 from alignedserve.machine.energy import EnergyMeter, counter_of, meters
 from alignedserve.machine.whole_file import one_at_a_time
@@ -50,7 +50,7 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Work
         say = saying_to(built.team) if built.team is not None else say_nothing
         engine.say = say
         if engine.has_graphs:
-            capture_decodes(engine, config)
+            capture_steps(engine, config, part.spec.acts_as)
         part.member = replace(part.member, transport=transport.address)
         profile = _known_profile(part, engine, capacity)
         on_gpu = engine.device.type != "cpu"
@@ -107,7 +107,7 @@ def run_rank(place: Place) -> None:
     with build_rank(place, Engine) as built:
         assert built.team is not None, "a worker's only rank is rank 0"
         if built.engine.has_graphs:
-            capture_decodes(built.engine, place.config)
+            capture_steps(built.engine, place.config, place.spec.acts_as)
         with closing(built.hands()) as hands:
             place.signs.stage(Stage.RUNS)
             place.watch.begin()

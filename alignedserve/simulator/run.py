@@ -187,9 +187,7 @@ class Simulation:
         return self._worker_setup(self._worker(PrefillCore), member)
 
     def decode(self, world: World, member: Member) -> ProcessSetup:
-        return self._worker_setup(
-            self._worker(decode_core), member, bool(self.settings.look_ahead or self.settings.layers)
-        )
+        return self._worker_setup(self._worker(decode_core), member)
 
     def _worker(self, make: Callable[[WorkerSetup], DecodeCore]) -> DecodeCore:
         settings = self.settings
@@ -208,12 +206,12 @@ class Simulation:
     def _belief(self) -> OnlineCost | None:
         return self.settings.belief() if self.settings.belief is not None else None
 
-    def _worker_setup(self, core: DecodeCore, member: Member, looks_ahead: bool = False) -> ProcessSetup:
+    def _worker_setup(self, core: DecodeCore, member: Member) -> ProcessSetup:
         hands = self._engine()
         if self._recorder is not None:
             hands = RecordedHands(hands, member.name, self.world.agenda, lambda: core.memory.free_share, self._recorder)
-        layers = self.settings.layers
-        return ProcessSetup(core, hands, [], hands, hears_while_busy=looks_ahead or layers > 0, layers=layers)
+        layers, hears_while_busy = self.settings.layers, bool(self.settings.look_ahead or self.settings.layers)
+        return ProcessSetup(core, hands, [], hands, hears_while_busy=hears_while_busy, layers=layers)
 
     def _engine(self) -> WorkHands:
         limits, timing = self.settings.limits, self.settings.timing

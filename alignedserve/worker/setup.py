@@ -22,7 +22,7 @@ class WorkerSetup:
     copying: CopyCost = FREE_COPIES  # from the pool to the device
     root: bytes = b""  # names the model and the KV layout; all page hashes begin with this name
     direct: bool = False  # whether KV goes from device to device, to and from members that have a `transport`
-    look_ahead: int = 0  # steps that a decode worker plans while the step before runs: none, or one
+    look_ahead: int = 0  # steps that a worker plans while the step before runs: none, or one
     copies_beside: bool = False  # whether a decode worker's copies from the pool go on beside its steps
     energy_source: str = ""  # how the joules of steps are known (machine/energy.py)
     layers: int = 0  # between which a step can pause; 0: no step pauses

@@ -275,6 +275,24 @@ def test_the_triton_kernels_draw_in_a_captured_step_what_they_draw_behind_others
     assert said[0] == said[1]
 
 
+def test_where_nothing_decodes_steps_with_prompts_alone_are_captured(
+    folder_of: FolderOf, reference_of: Callable[[Path], Any], tally: Tally
+) -> None:
+    """A chunk of one token, which is like a decode, runs in their graphs."""
+    engine = Engine(folder_of("gqa-untied"), num_blocks=90, block_size=4, dtype="float32", has_graphs=True)
+    replays = Replays()
+    engine.capture(6, replays, lambda: PLENTY, 0, most_tokens=20, only_prompts=True)
+    assert engine._graphs is not None
+    assert [(size.rows, size.chunks > 0) for size in engine._graphs.captured] == [(16, True), (20, True)]
+    driver = Driver(engine, 1)
+    lives = [driver.start_either_way(f"r{n}", prompt_of(n, 5 + 3 * n), 1) for n in range(2)]
+    driver.run(*lives, parts=[live.chunk(len(live.prompt) - 1) for live in lives])
+    driver.run(*lives, parts=[live.chunk(1) for live in lives])
+    for live in lives:
+        compare(reference_of(folder_of("gqa-untied")), live.prompt, live.output, tally, live.name)
+    assert len(replays.sizes) == 2
+
+
 def test_more_chunks_than_there_is_room_for_run_as_they_are() -> None:
     graphs = graphs_of(lambda step: step, most=80, most_tokens=80)
     graphs.capture_all(lambda: PLENTY, 0)
@@ -396,7 +414,7 @@ def test_attention_that_fails_while_it_is_captured_leaves_no_graph(folder_of: Fo
 def test_without_a_gpu_there_is_a_reason(folder_of: FolderOf, caplog: pytest.LogCaptureFixture) -> None:
     driver, _ = captured(folder_of("gqa-untied"), Reference())
     assert driver.engine.why_no_graphs == "cpu has no graphs"
-    engine_loading.capture_decodes(driver.engine, Config())
+    engine_loading.capture_steps(driver.engine, Config())
     assert not caplog.records, "that is no fault"
 
 
@@ -426,7 +444,7 @@ def test_where_nothing_can_be_captured_steps_run_as_they_are(
     monkeypatch.setattr(engine_loading, "CudaCapture", refused)
     engine = Capturable(folder_of("gqa-untied"), num_blocks=30, block_size=4, dtype="float32", has_graphs=True)
     with caplog.at_level(logging.INFO):
-        engine_loading.capture_decodes(engine, Config())
+        engine_loading.capture_steps(engine, Config())
     assert [(record.levelname, record.name) for record in caplog.records if said in record.message] == [
         ("WARNING", "alignedserve.fallbacks")
     ]
@@ -437,7 +455,7 @@ def test_where_nothing_can_be_captured_steps_run_as_they_are(
     assert len(driver.generate(live, 3)) == 3
     asked_for = Config(engine=EngineConfig(device=DeviceKind.CUDA, cuda_graphs=Graphs.ON))
     with pytest.raises(ConfigError, match=f"cuda_graphs cannot be on: {said}.*: set it to auto"):
-        engine_loading.capture_decodes(engine, asked_for)
+        engine_loading.capture_steps(engine, asked_for)
 
 
 def test_sizes_that_are_left_out_are_a_fallback(folder_of: FolderOf) -> None:

@@ -24,6 +24,7 @@ from alignedserve.executor.hands import EngineHands
 from alignedserve.executor.leading import LeadingEngine
 from alignedserve.executor.loading import AnEngine
 from alignedserve.lab.fuzzing.worker_views import num_preemptions
+from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send
 from alignedserve.protocol.events import CopiedOut, Event, Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill, Tokens
@@ -202,6 +203,30 @@ class Posts:
 
     def next(self) -> Event | Exception:
         return self.posted.get(timeout=DEADLINE_S)
+
+
+@pytest.mark.parametrize("reads_later", [False, True])
+def test_a_worker_where_nothing_decodes_says_first_what_transformers_says(
+    folder_of: FolderOf, reference_of: Callable[[Path], Any], tally: Tally, tmp_path: Path, reads_later: bool
+) -> None:
+    """Its captured steps with prompts are planned behind each other: cut prompts go on, others begin beside them."""
+    folder = folder_of("gqa-untied")
+    engine = Engine(folder, num_blocks=LIMITS.num_blocks, block_size=4, dtype="float32", has_graphs=True)
+    engine.capture(8, replays := Replays(), lambda: PLENTY, 0, most_tokens=LIMITS.max_step_tokens, only_prompts=True)
+    worker = Worker(folder, tmp_path, 1, reads_later, engine)
+    worker.core = PrefillCore(WorkerSetup(LIMITS, Policy(helps=False), look_ahead=1))
+    some = [replace(request(f"r{n}"), prompt=prompt_of(n, tokens)) for n, tokens in enumerate((70, 41, 9))]
+    for one in some:
+        worker._tell(Received(ROUTER, Prefill(one), 1))
+    while len(worker.outputs) < len(some):
+        event = worker._events.get(timeout=DEADLINE_S)
+        assert not isinstance(event, Exception), event
+        worker._tell(event)
+    worker.hands.close()
+    for one in some:
+        compare(reference_of(folder), one.prompt, worker.outputs[one.id], tally, one.id)
+    assert worker.num_chunks_ahead >= 3
+    assert len(replays.sizes) >= 4
 
 
 def goes_on(number: int) -> StepPlan:

@@ -234,7 +234,7 @@ def test_a_rank_that_cannot_capture_lets_no_other_wait(
     asked_for = Config(engine=EngineConfig(device=DeviceKind.CUDA, cuda_graphs=Graphs.ON))
 
     def refusals() -> list[str]:
-        work = [pool.submit(loading.capture_decodes, engine, asked_for) for engine in both.engines]
+        work = [pool.submit(loading.capture_steps, engine, asked_for) for engine in both.engines]
         return [str(one.exception(timeout=60)).split(": ", 1)[1] for one in work]
 
     found = {first: None, second: "it has no graphs"}

@@ -220,6 +220,10 @@ class WorkerRequest:
         self.spent_s += seconds
         self.spent_joules += joules
 
+    def count_as_run(self, tokens: int) -> None:
+        """Count tokens of the running step as if they had KV, for the plan of the step behind it; below 0: no more."""
+        self.prefix += tokens
+
     def end_chunk(self, ran: Chunk, began_at: float, scores: tuple[Logprob, ...] = (), vector: bytes = b"") -> None:
         """Note what a chunk brought beside KV: log-probabilities of a scored chunk, a vector that was asked for."""
         if ran.scoring is not None:
