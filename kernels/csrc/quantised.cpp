@@ -8,14 +8,14 @@
 //           products are exact until the end of a block. It is for x of 16 bits.
 //   exact   weights become fp32, multiplied with x as it is: for x in fp32.
 //   tiles   weights become bf16, a panel at a time, which holds their whole numbers exactly: AMX multiplies 16 outputs by
-//           16 rows of x. It is for x of 16 bits and three rows or more.
+//           16 rows of x. It is for x of 16 bits and 24 rows or more.
 //
 // Some inputs of a real model are a hundred times as large as most. With one scale for a row, these would round all others
 // away; with blocks, a block of theirs still has most of the row's error. So a block whose step is well above the row's
 // others is multiplied twice: `fine` is what its rounding left, in steps a 254th as large.
 //
 // No number of the result depends on which rows are computed together, or by which thread, except that AMX rounds x of
-// one or two rows, and not of more.
+// fewer than 24 rows, and not of more.
 #include <algorithm>
 
 #include "blocks.h"
@@ -428,7 +428,7 @@ static void outputs(const Layer& layer, const Rows& rows, int64_t count, const R
 // --- tiles
 
 constexpr int64_t SIDE = 16, PAIR = 2 * SIDE;  // rows of a tile; rows of x, and outputs, of a block
-constexpr int64_t TILES_FROM = 3;              // rows
+constexpr int64_t TILES_FROM = 24;             // rows: for fewer it takes longer to make bf16 of the weights
 constexpr int64_t ASKS = 2;                    // prefetches in a step
 
 // Rows of x in bf16, `width` numbers apart, and the sum of each row's numbers in a group.
