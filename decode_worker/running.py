@@ -89,9 +89,7 @@ class Stepping(WorkerPart):
             return []
         if now < self._arrivals.answered_by and (self._here.num_seated or self._queue.waiting):
             return [SetTimer(_ANSWER, self._arrivals.answered_by)]
-        if self._policy.is_rt_first:
-            for request in self._shares.divide(self._here.seated):
-                self._here.order.refile(request)
+        self._divide()
         before = [*self._leaving.hand_on(now), *self._give_memory(now)]
         selection = self._next_step(before, now)
         before += self._seats.fetch()
@@ -109,6 +107,12 @@ class Stepping(WorkerPart):
         self._pauses.begins(selection, now)
         running = self._steps.running
         return [*before, *begun, *(self._plan_ahead(running, now) if running is not None else ())]
+
+    def _divide(self) -> None:
+        """Let each caller have its part of the next step."""
+        if self._policy.is_rt_first:
+            for request in self._shares.divide(self._here.seated):
+                self._here.order.refile(request)
 
     def _begin(self, selection: PlannedStep, decodes: tuple[Decode, ...]) -> list[Command]:
         """Order the chosen step, if anything runs in it."""

@@ -30,11 +30,13 @@ class PromptStepping(Stepping):
         tried = step.number, len(waiting), len(here.prompts)
         if tried == self._in_vain:
             return []
-        at, ran = memory.context(now + step.predicted_s), self._steps.newest
+        at, begins, ran = memory.context(now), memory.context(now + step.predicted_s), self._steps.newest
         if 2 * step.predicted_s > at.calm_s:  # a chat that comes would wait for both steps
             return []
         seats = self._limits.max_batch - here.num_seated if self._seats.takes_prompts(now) else 0
-        seating = memory.seating_amid(waiting, seats)  # made now, while pages that `step` computes are still to come
+        # Made now, while pages that `step` computes are still to come.
+        seating = memory.seating(0 if memory.is_crowded else seats, waiting, at)
+        seating.displaces = False
         parts = [(prompt, chunk) for chunk in step.chunks if (prompt := here.find(chunk.request)) is not None]
         runs = [(of, len(chunk.tokens)) for of, chunk in parts if of.is_at(chunk) and of.prefix == chunk.start]
         for prompt, tokens in runs:
@@ -43,7 +45,8 @@ class PromptStepping(Stepping):
             prompts = [prompt for prompt in here.prompts.values() if prompt.num_ahead]
             if not (prompts or waiting):
                 return []
-            selection = self._scheduler.plan(StepView((), prompts, waiting, at, seating, here.seated, ran))
+            self._divide()
+            selection = self._scheduler.plan(StepView((), prompts, waiting, begins, seating, here.seated, ran))
             for prompt in selection.admitted:
                 self._seats.seat(prompt)
             commands = self._seats.fetch()

@@ -216,10 +216,10 @@ class PlainMemory:
             as_they_leave=partial(as_they_leave, at=at),
         )
 
-    def seating_amid(self, waiting: WaitingPrompts, seats: int = NO_LIMIT) -> Seating:
-        """Return what a step may take that is planned while another runs: free memory, and nothing of that step. In a
-        pause a chat gets a seat however many are taken, as between steps."""
-        limits, pages, seats = self.limits, (self.pages, self.next_pages(waiting)), 0 if self.is_crowded else seats
+    def seating_amid(self, waiting: WaitingPrompts) -> Seating:
+        """Return what a step in a pause may take: free memory, and nothing of the step that pauses. A chat gets a seat
+        however many are taken, as between steps."""
+        limits, pages, seats = self.limits, (self.pages, self.next_pages(waiting)), 0 if self.is_crowded else NO_LIMIT
         return Seating(self.blocks, limits.num_blocks, limits.block_size, seats, self.by_chunk, self.room_for, *pages)
 
     def next_pages(self, waiting: WaitingPrompts) -> NextPages:

@@ -163,6 +163,27 @@ def test_where_a_document_may_have_to_leave_for_a_chat_nothing_is_planned_ahead(
     assert bench.steps[2] == [("chat", 0, 8)], "the document has left"
 
 
+def test_documents_of_several_callers_take_turns_also_in_steps_ahead() -> None:
+    """No full plan comes amid a flood: there is always a step ahead."""
+    bench = Bench(replace(LIMITS, num_blocks=512))
+    bench.hears(*(prompt(f"ann{n}", 8, service=ServiceClass.BE, salt="ann") for n in range(20)))
+    bench.ends()
+    bench.hears(prompt("bob", 8, service=ServiceClass.BE, salt="bob"))
+    for _ in range(3):
+        bench.ends()
+        assert bench.num_in_flight == 2
+    assert ("bob", 0, 8) in [chunk for step in bench.steps for chunk in step]
+
+
+def test_a_chat_gets_a_seat_in_a_step_ahead_however_many_chats_are_seated() -> None:
+    bench = Bench(replace(LIMITS, max_batch=1))
+    bench.hears(prompt("long", 24, service=ServiceClass.RT))
+    assert bench.steps == [[("long", 0, 8)], [("long", 8, 16)]]
+    bench.hears(prompt("short", 3, service=ServiceClass.RT))
+    bench.ends()
+    assert any(chunk[0] == "short" for step in bench.steps for chunk in step)
+
+
 @pytest.mark.parametrize("scheduler", [SchedulerName.FCFS, SchedulerName.DISTSERVE, SchedulerName.SARATHI])
 def test_whatever_the_scheduler_it_plans_the_step_in_full(scheduler: SchedulerName) -> None:
     bench = Bench(policy=replace(PLAIN, scheduler=scheduler, chunking=Chunking.FIXED))

@@ -25,6 +25,7 @@ class Seating:
     next_pages: NextPages = NO_NEXT_PAGES  # that seated prompts compute
     admitted: list[WorkerRequest] = field(default_factory=list)  # by this choice
     displaced: list[WorkerRequest] = field(default_factory=list)  # gave up blocks for `admitted`, and wait again
+    displaces: bool = True  # whether seated requests may give up blocks: not while a step runs
     # Tells whether the step has time to make K and V of this many tokens again; set by the step.
     has_time_to_project: Callable[[int], bool] = field(default=lambda _tokens: True)
 
@@ -156,6 +157,8 @@ class PackedSeating(Seating):
         self._can_yield = None  # the request may now share blocks with requests that would leave
 
     def _left(self) -> Sequence[WorkerRequest]:
+        if not self.displaces:
+            return ()
         return self.best_effort if self._yielding is None else self._yielding
 
     def _taken(self, count: int) -> tuple[int, ...]:
