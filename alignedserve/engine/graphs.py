@@ -62,7 +62,7 @@ _MOST_CHUNKS = 33  # one of them, or one decode, is padding: for each attention 
 _MOST_PLACES = 1 << 22  # of blocks: 32 MB, for 67 million tokens with 16 in each
 _MIB = 1 << 20
 
-CAPTURED, STEP_BY_STEP = "captured decode steps", "the host launches each kernel of a step"  # what falls back to what
+CAPTURED, STEP_BY_STEP = "captured steps", "the host launches each kernel of a step"  # what falls back to what
 SHARING = "captured steps of many blocks"
 
 Step: TypeAlias = Callable[[], Tensor]  # from its buffers to logits, [rows, vocabulary]

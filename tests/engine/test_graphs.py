@@ -448,7 +448,7 @@ def test_where_nothing_can_be_captured_steps_run_as_they_are(
     assert [(record.levelname, record.name) for record in caplog.records if said in record.message] == [
         ("WARNING", "alignedserve.fallbacks")
     ]
-    assert [(told.what, said in told.why) for told in fallbacks()] == [("captured decode steps", True)]
+    assert [(told.what, said in told.why) for told in fallbacks()] == [("captured steps", True)]
     driver = Driver(engine, 1)
     live = driver.start("r", prompt_of(1, 5), 3)
     driver.prefill(live)
@@ -463,7 +463,7 @@ def test_sizes_that_are_left_out_are_a_fallback(folder_of: FolderOf) -> None:
     left = iter([300, 200, 90])
     engine.capture(20, lambda step: step, lambda: next(left) << 20, 100 << 20)
     (told,) = fallbacks()
-    assert (told.what, told.instead) == ("captured decode steps", "the host launches each kernel of a step")
+    assert (told.what, told.instead) == ("captured steps", "the host launches each kernel of a step")
     assert told.why == "there was too little memory for those of 1, 2, 4, 8 requests"
 
 
