@@ -27,7 +27,7 @@ from alignedserve.scheduling.slo import Late, Rank
 from alignedserve.worker.step.ranks import DecodeOrder, RankedRequests, in_turn, last_of_old
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds, StepBuilder, all_decodes
-from alignedserve.worker.step.view import PlannedStep, StepAhead, StepContext, StepView, estimate_of, host_of
+from alignedserve.worker.step.view import PlannedStep, StepAhead, StepContext, StepView, estimate_of, hosts_of
 from alignedserve.worker.step.waiting_prompts import Ranked, WaitingPrompts
 
 # The worth of a first token in time, as late gaps between tokens: of chats without a late gap so far, and of any chat.
@@ -78,15 +78,15 @@ class Aligned(Scheduler):
         line, waiting = view.waiting.line, waiting_in_order(view)
 
         # The step may take R, a budget of prompt tokens, and as many requests as the engine takes.
-        host = host_of((*view.decodes, *view.prompts), view.waiting, at)
-        step = AlignedStep(view, bounds, budget_beside_guests(view, host), self.most)
+        hosts = hosts_of((*view.decodes, *view.prompts), view.waiting, at.firsts, at.block_size)
+        step = AlignedStep(view, bounds, budget_beside_guests(view, hosts), self.most)
         if not ran_visitors:
-            step.add(step.seatable(visitors(view, step, host)))
+            step.add(step.seatable(visitors(view, step, hosts)))
             self._ran_visitors = not step.is_empty
             if self._ran_visitors:  # or a visitor was seated, and is fetched first
                 return step.selection
         step.add_together(first_decodes(view, kept))  # decodes of all chats, if all fit
-        step.budget = budget_beside_layers(view, step, host)
+        step.budget = budget_beside_layers(view, step, hosts)
         ranks = ranks_of(view, kept, step)  # the other requests that have a seat
         for is_rt in (True, False):
             if not is_rt:
@@ -227,20 +227,20 @@ def prompt_budget(at: StepContext) -> int:
     return max(at.block_size, int(at.policy.budget_pivots * at.pivot))
 
 
-def budget_beside_guests(view: StepView, host: str | None) -> int:
-    """Return the most prompt tokens of a step: as many as saturate the hardware, where one caller, the host, has nearly
-    all that is here, and chats of others, guests, may come.
+def budget_beside_guests(view: StepView, hosts: frozenset[str]) -> int:
+    """Return the most prompt tokens of a step: as many as saturate the hardware, where one or a few
+    callers, the hosts, have nearly all that is here, and chats of others, guests, may come.
 
     A guest waits for the end of the running step, or for a pause, and a step that fills R leaves no time for one. Gain:
-    with what `host_of` counts, p95 of first tokens beside prompts of 1,500 tokens on a CPU 250 to 24 ms (alone 14), for
-    3 % of the flood's tokens."""
+    with what `hosts_of` counts, p95 of first tokens beside prompts of 1,500 tokens on a CPU 250 to 24 ms (alone 14),
+    for 3 % of the flood's tokens."""
     at, budget = view.at, prompt_budget(view.at)
-    if host is None or len(at.firsts) < 2 or at.policy.chunking is not Chunking.SLO:
+    if not hosts or len(at.firsts) < 2 or at.policy.chunking is not Chunking.SLO:
         return budget
     return min(budget, max(at.block_size, at.pivot))
 
 
-def budget_beside_layers(view: StepView, step: StepBuilder, host: str | None) -> int:
+def budget_beside_layers(view: StepView, step: StepBuilder, hosts: frozenset[str]) -> int:
     """Return the most prompt tokens of a step that pauses for guests: the host's as many as keep the layers short, and
     those of guests' prompts on top.
 
@@ -248,13 +248,14 @@ def budget_beside_layers(view: StepView, step: StepBuilder, host: str | None) ->
     (alone 14), for 16 % and none of the flood's tokens.
     """
     at, callers = view.at, view.waiting.callers
-    if host is None or len(at.firsts) < 2 or not at.layers:
+    firsts_s = [first_s for caller, first_s in at.firsts if caller not in hosts]
+    if not (hosts and firsts_s and at.layers) or len(at.firsts) < 2:
         return step.budget
-    first_s = min(first_s for caller, first_s in at.firsts if caller != host)
-    of_host = max(at.block_size, step.fitting(pausing_step_s(first_s, at), 0, step.budget))
-    guests = [prompt for prompt in view.prompts if prompt.promise.is_rt and prompt.request.caller != host]
-    of_guests = sum(prompt.num_ahead for prompt in guests) + sum(callers.values()) - callers[host]
-    return min(step.budget, of_host + of_guests)
+    of_hosts = max(at.block_size, step.fitting(pausing_step_s(min(firsts_s), at), 0, step.budget))
+    guests = [prompt for prompt in view.prompts if prompt.promise.is_rt and prompt.request.caller not in hosts]
+    of_guests = sum(prompt.num_ahead for prompt in guests)
+    of_guests += sum(tokens for caller, tokens in callers.items() if caller not in hosts)
+    return min(step.budget, of_hosts + of_guests)
 
 
 def pausing_step_s(first_s: float, at: StepContext) -> float:
@@ -287,8 +288,8 @@ def first_decodes(view: StepView, kept: DecodeOrder | None) -> Sequence[WorkerRe
     return decodes
 
 
-def visitors(view: StepView, step: StepBuilder, host: str | None) -> Iterator[Ranked]:
-    """Return the chats' prompts that run before all else, where nearly all that is here is of another caller, the host.
+def visitors(view: StepView, step: StepBuilder, hosts: frozenset[str]) -> Iterator[Ranked]:
+    """Return the chats' prompts that run before all else, where nearly all that is here is the hosts'.
 
     A visitor has waited for the end of a step, and would wait for another step with the host's decodes and prompts. So
     visitors run by themselves where the other step would take 1.25 times as long, and where all decodes are in time one
@@ -296,11 +297,11 @@ def visitors(view: StepView, step: StepBuilder, host: str | None) -> Iterator[Ra
     flood of 64 chats on a CPU +8 to +16 points, -0.5 to +0.4 % of the flood's tokens; else 0.
     """
     decodes, prompts, waiting, at = view.decodes, view.prompts, view.waiting, view.at
-    if host is None:
+    if not hosts or waiting.callers.keys() <= hosts:  # as mostly; many prompts of hosts may wait
         return iter(())
-    found = [each for each in waiting_in_order(view) if each[1].promise.is_rt and each[1].request.caller != host]
+    found = [each for each in waiting_in_order(view) if each[1].promise.is_rt and each[1].request.caller not in hosts]
     tokens, together = sum(prompt.num_ahead for _, prompt in found), estimate_of(decodes, at)
-    others = sum(prompt.num_ahead for prompt in prompts) + waiting.num_rt_tokens - tokens  # of the host, nearly all
+    others = sum(prompt.num_ahead for prompt in prompts) + waiting.num_rt_tokens - tokens  # of hosts, nearly all
     alone_s = estimate_of((), at).with_chunk(tokens, 0)
     is_shorter = together.with_chunk(tokens + min(step.budget, others), 0) >= OF_ALONE * alone_s
     return iter(found if is_shorter and alone_s + together.seconds <= step.prompts_s else ())
@@ -311,9 +312,9 @@ def chats_amid(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
     guests are looked for among the first that wait."""
     line, now, most_s = view.waiting.line, view.at.now, view.at.times.most_s
     waiting = chain(line.urgent(now, most_s, is_rt=True), line.later(now, most_s, is_rt=True))
-    if view.host is not None:
+    if view.hosts:
         first = islice(view.waiting.real_time, _AMONG)
-        waiting = (((Rank.RT,), each) for each in first if each.request.caller != view.host)
+        waiting = (((Rank.RT,), each) for each in first if each.request.caller not in view.hosts)
     for prompt in chain(view.prompts, (found for _, found in step.seatable(islice(waiting, _AT_A_TIME)))):
         if not prompt.blocks and step.seating.pages.has_to_fetch(prompt):
             continue

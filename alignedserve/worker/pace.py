@@ -59,8 +59,10 @@ class ArrivalForecast:
         if not prompt.promise.is_rt or spare_s <= 0:
             return
         caller = prompt.request.caller
-        mean_s, _ = self._firsts.get(caller, (prompt_s, now))
-        self._firsts[caller] = mean_s + (prompt_s - mean_s) / COUNTED, now + LONGEST_S
+        mean_s, _ = self._firsts.pop(caller, (prompt_s, now))
+        self._firsts[caller] = mean_s + (prompt_s - mean_s) / COUNTED, now + LONGEST_S  # the last to expire
+        while self._firsts[eldest := next(iter(self._firsts))][1] <= now:
+            del self._firsts[eldest]
         if now >= self._until:
             self._last.clear()
         self._last.append((now, spare_s))
@@ -73,11 +75,6 @@ class ArrivalForecast:
     def firsts(self, now: float) -> list[tuple[str, float]]:
         """Return the callers whose chats may come, with the mean time of the caller's prompts alone."""
         return [(caller, mean_s) for caller, (mean_s, until) in self._firsts.items() if now < until]
-
-    @property
-    def has_several(self) -> bool:
-        """Return whether chats of several callers have come."""
-        return len(self._firsts) > 1
 
     def joined(self, tbt_s: float, now: float) -> None:
         """Count a real-time request that was handed on to this worker."""

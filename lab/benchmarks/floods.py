@@ -1,7 +1,7 @@
 """Measure another key's first tokens beside the floods of hostile.py, simulated: no client, gateway or worker takes a
 core of another.
 
-    python -m lab.benchmarks.floods [--only chats,sessions] [--devices zen5] [--seeds 0,1]
+    python -m lab.benchmarks.floods [--only chats,sessions] [--devices zen5] [--keys 2] [--seeds 0,1]
 
 Chats of one key, four a second, run alone and beside each flood of another key, on one worker: a CPU with the steps of
 a Zen 5, which can pause between 12 layers, and an RTX 4090 with Llama-3.1-8B. Floods are those that a worker sees:
@@ -63,10 +63,18 @@ def run(trial: SimulationTrial) -> FloodRun:
     return FloodRun(tuple(guests), tokens / (until - since), guests_s / (until - since))
 
 
+def flood_of(name: str, keys: int) -> list[Mapping[str, Any]]:
+    """Return the streams of a flood, one of each key."""
+    flood: dict[str, Any] = {**FLOOD, **FLOODS[name]}
+    flood["in_flight"] = max(1, flood["in_flight"] // keys)
+    return [{**flood, "name": f"flood{key or ''}", "caller": f"bob{key or ''}"} for key in range(keys)]
+
+
 def main() -> int:
     parser = command(__doc__)
     parser.add_argument("--only", type=several(str, FLOODS), default=list(FLOODS), help="default: all")
     parser.add_argument("--devices", type=several(str, (CPU, GPU)), default=[CPU, GPU], help="default: both")
+    parser.add_argument("--keys", type=int, default=1, help="that a flood is split over; default: 1")
     parser.add_argument("--seeds", type=several(int), default=[0, 1], help="default: 0,1")
     args = parser.parse_args()
     with TemporaryDirectory() as folder:
@@ -83,8 +91,8 @@ def main() -> int:
 
             guests = of_each(run, runs("guests", GUESTS))
             for name in args.only:
-                flood = {**FLOOD, **FLOODS[name]}
-                ran = of_each(run, runs(name, flood) + runs(f"{name}-both", GUESTS, flood))
+                floods = flood_of(name, args.keys)
+                ran = of_each(run, runs(name, *floods) + runs(f"{name}-both", GUESTS, *floods))
                 tell(f"{device}, beside {name}", guests, ran[: len(guests)], ran[len(guests) :])
     return status()
 

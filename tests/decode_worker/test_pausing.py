@@ -229,6 +229,36 @@ def test_a_caller_with_one_long_prompt_is_a_host_beside_many_decodes_of_guests()
     assert [names(amid) for amid in bench.amid] == [["guest"]]
 
 
+def flood_of(callers: str, each: int) -> Bench:
+    """Return a worker in a step with decodes of these callers, where a chat of ann's has been."""
+    bench = Bench()
+    bench.comes(chat("before", 4, max_tokens=1, caller="ann"))
+    bench.comes(
+        *(chat(f"{caller}{number}", 4, max_tokens=50, caller=caller) for caller in callers for number in range(each))
+    )
+    for _ in range(2):
+        bench.ends(bench.steps[-1])
+    return bench
+
+
+@pytest.mark.parametrize(("callers", "each", "pauses"), [("bc", 3, True), ("bc", 2, False), ("bcdefg", 1, False)])
+def test_a_few_callers_with_nearly_all_are_hosts_together(callers: str, each: int, pauses: bool) -> None:
+    """Each of them has three times what all others have, and three requests; else they are callers like the next."""
+    bench = flood_of(callers, each)
+    bench.comes(chat("host's", 4, caller="b"))
+    assert not bench.amid
+    bench.comes(chat("guest", 4, caller="ann"))
+    assert [names(amid) for amid in bench.amid] == [["guest"]] * pauses
+
+
+def test_guests_of_two_hosts_run_before_the_hosts_decodes() -> None:
+    bench = flood_of("bc", 3)
+    bench.now += 0.95 * bench.steps[-1].predicted_s
+    bench.comes(chat("guest", 4, caller="ann"), chat("host's", 4, caller="b"))
+    bench.ends(bench.steps[-1])
+    assert names(bench.steps[-1]) == ["guest"]
+
+
 def test_where_nobody_has_nearly_all_nobody_is_a_guest() -> None:
     bench = Bench()
     bench.comes(*(chat(f"{caller}{number}", 4, max_tokens=50, caller=caller) for number in "12" for caller in "abc"))
@@ -259,10 +289,24 @@ def test_guests_have_half_of_the_time_at_most() -> None:
         bench.ends(bench.steps[-1])
         while bench.steps[-1].chunks:
             bench.ends(bench.steps[-1])
-    paused_s, of_host_s = (sum(step.predicted_s for step in steps) for steps in (bench.amid, bench.steps[first:]))
+    of_host = [step for step in bench.steps[first:] if any(name.startswith("b") for name in names(step))]
+    paused_s, of_host_s = (sum(step.predicted_s for step in steps) for steps in (bench.amid, of_host))
     assert bench.amid[0].predicted_s > bench.steps[first].predicted_s
     assert num_waited > 0
     assert 0.5 * of_host_s < paused_s < of_host_s + bench.amid[0].predicted_s
+
+
+def test_a_step_of_guests_alone_does_not_make_up_for_a_long_pause() -> None:
+    """A pause of 64 ms in a step of 26 leaves 38 for steps of the host to make up for."""
+    bench = flooded()
+    bench.comes(chat("long", 44, max_tokens=1, caller="ann"))
+    bench.ends(bench.amid[0])
+    bench.comes(chat("visitor", 3, max_tokens=1, caller="ann"))
+    bench.ends(bench.steps[-1])
+    assert names(bench.steps[-1]) == ["visitor"]
+    bench.ends(bench.steps[-1])
+    bench.comes(chat("guest", 4, caller="ann"))
+    assert [names(amid) for amid in bench.amid] == [["long"]]
 
 
 def test_a_guest_runs_in_a_pause_of_anothers_single_decode() -> None:

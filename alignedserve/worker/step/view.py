@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from alignedserve.worker.step.ranks import DecodeOrder  # which knows a step's context
 
 USUAL = 0.75  # of the bound: the predicted time of a step
-HOST = 0.75  # of the work with a seat, and of the host's that waits, is of one caller
+HOST = 3.0  # times the work that all others have seated: the least of a host
+MOST_HOSTS = 4  # at once
+NOBODY = frozenset[str]()
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
@@ -83,7 +85,7 @@ class StepView(NamedTuple):
     here: Sequence[WorkerRequest] = ()  # all requests with memory on a decode worker, able to run or not
     ran: RanStep = RanStep()
     order: DecodeOrder | None = None  # of decodes, kept between steps; None: made again
-    host: str | None = None  # in a pause for guests alone: the caller whose prompts do not run there
+    hosts: frozenset[str] = NOBODY  # in a pause for guests alone: the callers whose prompts do not run there
 
 
 class StepAhead(NamedTuple):
@@ -122,26 +124,38 @@ class PlannedStep:
         return not (self.decodes or self.chunks or self.admitted)
 
 
-def host_of(seated: Sequence[WorkerRequest], waiting: WaitingPrompts, at: StepContext) -> str | None:
-    """Return the caller, the host, whose work, seated or waiting, is three quarters of this work and of all that others
-    have seated; None where there is none, or where no chats of others, guests, wait or may come.
+def hosts_of(
+    seated: Sequence[WorkerRequest], waiting: WaitingPrompts, firsts: Sequence[tuple[str, float]], block_size: int
+) -> frozenset[str]:
+    """Return the callers, the hosts, each of whom has three times the work, seated or waiting, that all others together
+    have seated; nobody where no chats of others, guests, wait or may come (`firsts`).
 
     Work is a block for each request with a seat, and the blocks of chats' prompts that are still to run. For example, a
     caller with 10 of 20 decodes is no host, and is one with a waiting prompt of 30 blocks, 40 of 50. Guests that
-    wait for a step of a long prompt at each token soon have most requests: the prompt makes its caller the host."""
-    guests = {*waiting.callers, *(caller for caller, _ in at.firsts)}
-    if not guests or len(guests.union([running.request.caller for running in seated])) < 2:
-        return None
+    wait for a step of a long prompt at each token soon have most requests: the prompt makes its caller the host. There
+    is one host, or else two to four, each with three times a block: among callers with a chat each nobody is a guest.
+    """
+    guests = {*waiting.callers, *(caller for caller, _ in firsts)}
+    by_salt = {running.request.salt: running.request for running in seated}  # mostly one, and asked at each step
+    if not guests or len(guests.union([request.caller for request in by_salt.values()])) < 2:
+        return NOBODY
     with_seat = defaultdict[str, float](float)
     for running in seated:
-        with_seat[running.request.caller] += max(1.0, running.num_ahead / at.block_size) if running.promise.is_rt else 1
+        with_seat[running.request.caller] += max(1.0, running.num_ahead / block_size) if running.promise.is_rt else 1
     all_seated, work = sum(with_seat.values()), dict(with_seat)
     for caller, tokens in waiting.callers.items():
-        work[caller] = work.get(caller, 0.0) + tokens / at.block_size
-    for host in sorted(with_seat, key=work.__getitem__, reverse=True):
-        if work[host] >= HOST * (all_seated + waiting.callers[host] / at.block_size):
-            return host if guests != {host} else None
-    return None
+        work[caller] = work.get(caller, 0.0) + tokens / block_size
+    ranked = sorted(with_seat, key=work.__getitem__, reverse=True)
+    for host in ranked:
+        if work[host] >= HOST * (all_seated - with_seat[host]):
+            return frozenset((host,)) if guests != {host} else NOBODY
+    others = all_seated
+    for num, host in enumerate(ranked[:MOST_HOSTS], 1):
+        others -= with_seat[host]
+        if work[host] >= HOST * max(1.0, others):
+            hosts = frozenset(ranked[:num])
+            return hosts if guests - hosts else NOBODY
+    return NOBODY
 
 
 def estimate_of(decodes: Iterable[WorkerRequest], at: StepContext) -> StepEstimate:

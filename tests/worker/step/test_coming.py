@@ -42,9 +42,19 @@ def test_each_caller_is_known_by_what_its_prompts_take() -> None:
         chat = coming(1.0)
         chat.request = replace(chat.request, salt=caller * KEY_SALT_SIZE)
         known.count(chat, prompt_s, 0.0)
-    assert known.firsts(1.0) == [("a" * KEY_SALT_SIZE, pytest.approx(0.11)), ("b" * KEY_SALT_SIZE, 0.3)]
+    assert dict(known.firsts(1.0)) == {"a" * KEY_SALT_SIZE: pytest.approx(0.11), "b" * KEY_SALT_SIZE: 0.3}
     known.count(coming(1.0, ServiceClass.BE), 0.1, LONGEST_S)
     assert known.firsts(LONGEST_S) == []
+
+
+def test_callers_whose_chats_do_not_come_any_more_are_forgotten() -> None:
+    """Else each step would look at all keys that have ever asked."""
+    known = ArrivalForecast()
+    for number in range(100):
+        chat = coming(1.0)
+        chat.request = replace(chat.request, salt=f"{number:0{KEY_SALT_SIZE}}")
+        known.count(chat, 0.1, float(number))
+    assert len(known._firsts) == LONGEST_S
 
 
 def test_the_request_with_least_to_spare_counts() -> None:
