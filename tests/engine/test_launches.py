@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -28,6 +29,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import Step
 from alignedserve.engine.models.rope import Rotation
 from alignedserve.kernels.common import placing
+from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.triton.decoder import TritonDecoder
 from alignedserve.kernels.triton.kernels import TritonKernels
 from alignedserve.kernels.triton.launch import interpreting
@@ -211,3 +213,16 @@ def test_what_is_launched_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         placing.put(x, x + 1)
     assert counts.beside == Counter(ones=2, _norm=1, add=1)
     assert counts.copies == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_logits_of_a_gpu_are_one_product_in_fp32(dtype: torch.dtype) -> None:
+    """No GPU is needed: torch says of each operation what it would return there."""
+    with FakeTensorMode():
+        head = Linear(torch.empty(1000, 64, dtype=dtype, device="cuda"))
+        x, out = torch.empty(3, 64, dtype=dtype, device="cuda"), torch.empty(3, 1000, device="cuda")
+        with Counting() as counted:
+            found = head.wide(x)
+        assert (found.dtype, found.shape) == (torch.float32, (3, 1000))
+        assert counted.beside - Counter(device=1) == Counter(mm=1)  # `device` asks where a tensor is
+        assert head.wide(x, out) is out

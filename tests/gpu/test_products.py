@@ -9,6 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from alignedserve.kernels.common import fp8
 from alignedserve.kernels.common.fp8 import Fp8Linear, fp8_weight, in_fp8
+from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import quantised
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kernels.triton.products import rows_in_fp8
@@ -66,3 +67,13 @@ def test_weights_of_8_bit_floats(rows: int) -> None:
     ours, reference = rows_in_fp8(x), in_fp8(x)
     assert torch.allclose(ours[1], reference[1])
     assert float((ours[0].float() != reference[0].float()).float().mean()) < 0.001
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_wide_outputs_are_not_rounded_to_16_bits(rows: int, dtype: torch.dtype) -> None:
+    weight, x = (torch.randn(size, 512, dtype=dtype, device=GPU) for size in (1000, rows))
+    exact = x.double() @ weight.double().T
+    found = Linear(weight).wide(x)
+    assert found.dtype is torch.float32
+    assert (found - exact).abs().max() < 1e-3  # numbers of about 23: rounded they were off by up to 0.1
