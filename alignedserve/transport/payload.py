@@ -17,6 +17,7 @@ from torch import Tensor
 from alignedserve.core import units_for
 from alignedserve.engine.device.devices import CPU, finish
 from alignedserve.errors import PlanError
+from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.spans import slots_of
 from alignedserve.kernels.dispatch.dispatcher import choose
 
@@ -127,7 +128,7 @@ class DeviceBlocks:
             for one, other in zip(of, to, strict=True):
                 self._block(other).copy_(there._block(one))
         else:
-            sources, targets = (torch.tensor(blocks, device=self._cache.device) for blocks in (of, to))
+            sources, targets = (on_device(torch.tensor(blocks), self._cache.device) for blocks in (of, to))
             self._by_block.index_copy_(1, targets, there._by_block.index_select(1, sources))
 
     def _block(self, block: int) -> Tensor:

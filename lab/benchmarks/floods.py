@@ -12,8 +12,9 @@ worker's time that it takes alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,6 +32,7 @@ from alignedserve.loads.records.records import RequestRecord
 from alignedserve.simulator.run import Simulation
 
 CPU, LAYERS = "zen5", 12
+CPU_MACHINE = MACHINES[CPU]
 WARM_S, SECONDS = 3.0, 20.0
 GUESTS = {"name": "chats", "caller": "ann", "prompt": 11, "output": 8, "rate": 4, "cv": 0.3, "num_requests": 100_000}
 FLOOD = {"name": "flood", "caller": "bob", "arrivals": "closed", "replace": True, "num_requests": 1_000_000}
@@ -63,6 +65,21 @@ def run(trial: SimulationTrial) -> FloodRun:
     return FloodRun(tuple(guests), tokens / (until - since), guests_s / (until - since))
 
 
+def runs(folder: Path, device: str, seeds: Sequence[int], *streams: Mapping[str, Any]) -> list[FloodRun]:
+    """Run these streams on a worker of this device, once for each seed."""
+    profile, load = folder / "cpu.json", folder / "load.yaml"
+    if device == CPU:
+        save_profile(profile, replace(CPU_MACHINE, limits=replace(CPU_MACHINE.limits, max_batch=CLIENTS)))
+    saved = save_load(load, SECONDS, *map(dict, streams))
+    trial = SimulationTrial("aligned", saved, profile=str(profile) if device == CPU else device)
+    return of_each(run, [replace(trial, seed=seed) for seed in seeds])
+
+
+def first_token_ms(ran: Iterable[FloodRun]) -> float:
+    """Return the 95th percentile of the guests' time to the first token."""
+    return 1e3 * percentile([ttft_s(guest) for one in ran for guest in finished(one.guests)], 95)
+
+
 def flood_of(name: str, keys: int) -> list[Mapping[str, Any]]:
     """Return the streams of a flood, one of each key."""
     flood: dict[str, Any] = {**FLOOD, **FLOODS[name]}
@@ -78,29 +95,17 @@ def main() -> int:
     parser.add_argument("--seeds", type=several(int), default=[0, 1], help="default: 0,1")
     args = parser.parse_args()
     with TemporaryDirectory() as folder:
-        profile = Path(folder, "cpu.json")
-        machine = MACHINES[CPU]
-        save_profile(profile, replace(machine, limits=replace(machine.limits, max_batch=CLIENTS)))
-
         for device in args.devices:
-            base = SimulationTrial("aligned", profile=str(profile) if device == CPU else device)
-
-            def runs(name: str, *streams: Mapping[str, Any]) -> list[SimulationTrial]:
-                load = save_load(Path(folder, f"{name}.yaml"), SECONDS, *map(dict, streams))
-                return [replace(base, workload=load, seed=seed) for seed in args.seeds]  # noqa: B023
-
-            guests = of_each(run, runs("guests", GUESTS))
+            play = partial(runs, Path(folder), device, args.seeds)
+            guests = play(GUESTS)
             for name in args.only:
                 floods = flood_of(name, args.keys)
-                ran = of_each(run, runs(name, *floods) + runs(f"{name}-both", GUESTS, *floods))
-                tell(f"{device}, beside {name}", guests, ran[: len(guests)], ran[len(guests) :])
+                tell(f"{device}, beside {name}", guests, play(*floods), play(GUESTS, *floods))
     return status()
 
 
 def tell(label: str, guests: list[FloodRun], floods: list[FloodRun], both: list[FloodRun]) -> None:
-    alone_ms, beside_ms = (
-        1e3 * percentile([ttft_s(each) for one in runs for each in finished(one.guests)], 95) for runs in (guests, both)
-    )
+    alone_ms, beside_ms = map(first_token_ms, (guests, both))
     report(f"{label}, first token, p95", beside_ms, "ms", baseline=alone_ms, goal=MOST_TIMES * alone_ms)
     lost = sum(len(one.guests) - len(finished(one.guests)) for one in both)
     report(f"{label}, chats not served", lost, "", goal=0)
