@@ -192,7 +192,7 @@ def test_others_attention_is_named_and_why_it_is_not_used(monkeypatch: pytest.Mo
         "flash-attn 2.8 is there; FlashAttention 3 is not installed",
     )
     assert f"read blocks of a multiple of {PAGE} tokens, where engine.block_size is 16" in found.how
-    assert f"chunks of {LEAST_TOKENS:,} tokens and more, on GPUs of compute capability 9.0" in found.how
+    assert f"chunks of requests of {LEAST_TOKENS:,} tokens, on GPUs of compute capability 9.0" in found.how
     flash_3 = replace(tried, paged=["FlashAttention 3"], lacking=[])
     monkeypatch.setattr(doctor, "_try_torch", lambda _: FoundTorch("9.9", [], flash_3))
     assert _found("GPU attention").state is Presence.FOUND, "it reads blocks of any size"
