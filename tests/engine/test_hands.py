@@ -244,7 +244,8 @@ def test_the_arena_of_a_lost_pool_is_mapped_no_more(hands: EngineHands, engine: 
         (Role.DECODE, {"engine.device": "cuda", "preset": "aligned-shared"}, 0, True),
         (Role.DECODE, {"engine.device": "cuda", "preset": "aligned-shared", "engine.look_ahead": "0"}, 0, False),
         (Role.DECODE, {"preset": "aligned-shared"}, 0, False),
-        (Role.PREFILL, {"engine.device": "cuda", "preset": "aligned-shared"}, 0, False),
+        (Role.PREFILL, {"engine.device": "cuda", "schedule.helps": "false"}, 1, False),
+        (Role.PREFILL, {"engine.device": "cuda", "preset": "aligned-shared"}, 0, True),
     ],
 )
 def test_a_gpu_that_plans_no_step_ahead_says_why(
