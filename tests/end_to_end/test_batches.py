@@ -34,7 +34,7 @@ from tests.redis_server import PASSWORDS, REPLICATED, RedisServer, Servers
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "extraction_batch.jsonl"
 DONE_S = 1_800.0 if SOAK else 600.0
 LINES = 2_000 if SOAK else 10
-FAILOVER_LINES = 60
+FAILOVER_LINES = 240  # more than run while the chats begin
 KILLS = 32 if SOAK else 2
 # seconds between two kills of one part: the launcher gives up a part that never lives for longer than 5 s
 APART_S = 6.0
