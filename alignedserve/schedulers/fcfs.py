@@ -23,7 +23,10 @@ from alignedserve.worker.step.view import PlannedStep, StepContext, StepView, al
 
 class PromptsFirst(Scheduler):
     """Whole prompts run alone, as many as fit; decodes where no prompt waits. Only a prompt that is longer than a step
-    is cut."""
+    is cut.
+
+    So does vLLM V0, before chunked prefill (PagedAttention §4.5; the newest leaves), and DistServe (§4.3), whose
+    prompts and decodes run on workers of their own."""
 
     def plan(self, view: StepView) -> PlannedStep:
         at, chunks = view.at, list[Chunk]()
@@ -36,17 +39,12 @@ class PromptsFirst(Scheduler):
         return all_of((), tuple(chunks), at) if chunks else all_of(view.decodes[: at.room], (), at)
 
 
-class VllmV0(PromptsFirst):
-    """vLLM before chunked prefill (PagedAttention §4.5): prompts run alone whenever one fits; the newest leaves."""
-
-
-class DistServe(PromptsFirst):
-    """DistServe (§4.3): prompts and decodes run on workers of their own, both first come, first served."""
-
-
 class DecodesFirst(Scheduler):
     """All decodes run, and chunks of prompts in the tokens that are left. Only the last prompt of a step is cut; a
-    prompt that may not be cut and does not fit becomes the first prompt of the next step."""
+    prompt that may not be cut and does not fit becomes the first prompt of the next step.
+
+    So do Orca (§4.1, iteration-level scheduling; its preset has so large a step that no prompt is cut), Sarathi-Serve
+    (§4.3, Algorithm 3) and vLLM V1 (`schedule` of its scheduler; the newest leaves, and is recomputed)."""
 
     def plan(self, view: StepView) -> PlannedStep:
         at, chunks = view.at, list[Chunk]()
@@ -57,25 +55,6 @@ class DecodesFirst(Scheduler):
             chunks.append(chunk_of(prompt, budget))
             budget -= len(chunks[-1].tokens)
         return all_of(view.decodes[: at.room], tuple(chunks), at)
-
-
-class Orca(DecodesFirst):
-    """Orca (§4.1, iteration-level scheduling): requests join and leave between any two steps, and prompts run beside
-    decodes; its preset has so large a step that no prompt is cut."""
-
-
-class Sarathi(DecodesFirst):
-    """Sarathi-Serve (§4.3, Algorithm 3): first all running decodes, then prompts that have begun, then new prompts."""
-
-
-class VllmV1(DecodesFirst):
-    """vLLM V1 (`schedule` of its scheduler): running requests first, then waiting ones, in the tokens of a step; the
-    newest leaves, and is recomputed."""
-
-
-class FastGen(InOrder):
-    """DeepSpeed-FastGen (§3.B): long prompts are split and short prompts composed, to fill a fixed number of tokens.
-    As each chunk gets memory with its step, the plan gives seats."""
 
 
 def by_arrival(policy: Policy) -> type[Scheduler]:

@@ -14,18 +14,7 @@ from alignedserve.schedulers.best_fit import BestFit
 from alignedserve.schedulers.bros import Bros
 from alignedserve.schedulers.custom import Guarded
 from alignedserve.schedulers.fastserve import FastServe, Mlfq
-from alignedserve.schedulers.fcfs import (
-    AlignedServePaper,
-    DecodesFirst,
-    DistServe,
-    FastGen,
-    FirstCome,
-    Orca,
-    Sarathi,
-    VllmV0,
-    VllmV1,
-    by_arrival,
-)
+from alignedserve.schedulers.fcfs import AlignedServePaper, DecodesFirst, FirstCome, PromptsFirst, by_arrival
 from alignedserve.schedulers.in_order import InOrder
 from alignedserve.schedulers.round_robin import RoundRobin
 from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
@@ -44,12 +33,12 @@ SCHEDULERS: Mapping[SchedulerName, type[Scheduler]] = MappingProxyType(
         SchedulerName.ACCELGEN_NO_BATCH: AccelGenNoBatch,
         SchedulerName.ACCELGEN_NO_ORDER: AccelGenNoOrder,
         SchedulerName.FCFS: DecodesFirst,
-        SchedulerName.VLLM_V0: VllmV0,
-        SchedulerName.VLLM_V1: VllmV1,
-        SchedulerName.ORCA: Orca,
-        SchedulerName.SARATHI: Sarathi,
-        SchedulerName.FASTGEN: FastGen,
-        SchedulerName.DISTSERVE: DistServe,
+        SchedulerName.VLLM_V0: PromptsFirst,
+        SchedulerName.VLLM_V1: DecodesFirst,
+        SchedulerName.ORCA: DecodesFirst,
+        SchedulerName.SARATHI: DecodesFirst,
+        SchedulerName.FASTGEN: InOrder,  # each chunk gets memory with its step (DeepSpeed-FastGen §3.B)
+        SchedulerName.DISTSERVE: PromptsFirst,
         SchedulerName.LONGEST: AlignedServePaper,
         SchedulerName.ROUND_ROBIN: RoundRobin,
         SchedulerName.MLFQ: Mlfq,

@@ -1,4 +1,4 @@
-"""The orders in which requests are served wherever some have to wait: a class per order.
+"""The orders in which requests are served wherever some have to wait.
 
 A scheduler's row names its order (policy.py): the pool, the router and both workers then use the order. An order by a
 fixed key of each request is a `ByKey` with a `key` method.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from alignedserve.core import ServiceClass
@@ -19,13 +20,14 @@ from alignedserve.scheduling.slo import Late, Standing, StepTimes, by_standing
 _T = TypeVar("_T")
 
 
+@dataclass(eq=False)
 class Ordering:
     """An order; this class itself orders by promises (slo.Standing.key)."""
 
-    is_by_arrival = False  # requests are served by arrival: nothing has to be sorted
-    goes_by_promises = False  # places change with time: an urgent request overtakes others
-    counts_chunks = True  # a prompt's slack is less the time of all its chunks, not only of the next
-    has_levels = False  # all requests have levels, of both classes
+    is_by_arrival: bool = False  # requests are served by arrival: nothing has to be sorted
+    goes_by_promises: bool = False  # places change with time: an urgent request overtakes others
+    counts_chunks: bool = True  # a prompt's slack is less the time of all its chunks, not only of the next
+    has_levels: bool = False  # all requests have levels, of both classes
 
     def sort(
         self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
@@ -51,27 +53,7 @@ class Ordering:
         return self.goes_by_promises and service is ServiceClass.RT
 
 
-class ByArrival(Ordering):
-    is_by_arrival = True
-
-
-class ByPromises(Ordering):
-    """Order by slack (BROS §4.1): a request due in 300 ms with 200 ms of work left has 100 ms. The least goes first."""
-
-    goes_by_promises = True
-
-
-class ByDue(ByPromises):
-    """The prompt that is due first goes first.
-
-    The order by slack puts a long prompt before shorter prompts that are due earlier. Where time is too short for all,
-    the short prompts would be late for a long prompt that is late too.
-    """
-
-    counts_chunks = False
-
-
-class ByAccelGen(ByPromises):
+class ByAccelGen(Ordering):
     """AccelGen's order: by slack, reckoned with T_max, the longest time of a step (§4.3).
 
     Documents go by slack too. Their slack is spread over their steps, so the longest documents have the least; our
@@ -112,8 +94,6 @@ class ByRemaining(ByKey):
 class ByLevels(ByKey):
     """By level, within a level the shortest first; by arrival above the levels, so that no request waits for ever."""
 
-    has_levels = True
-
     def key(self, standing: Standing) -> tuple[float, ...]:
         return standing.level, standing.remaining if standing.level > TOP else 0.0
 
@@ -122,6 +102,7 @@ class ByOwnPolicy(ByKey):
     """The order of a custom policy. Requests without an answer go last, by when the next step has to begin."""
 
     def __init__(self, guard: Guard) -> None:
+        super().__init__()
         self._guard = guard
 
     def key(self, standing: Standing) -> tuple[float, ...]:
@@ -132,5 +113,10 @@ class ByOwnPolicy(ByKey):
         return (1.0, starts_by) if key is None else (0.0, float(key))
 
 
-BY_ARRIVAL, BY_DUE, BY_SLACK, BY_ACCELGEN = ByArrival(), ByDue(), ByPromises(), ByAccelGen()
-BY_REMAINING, BY_LEVELS = ByRemaining(), ByLevels()
+BY_ARRIVAL = Ordering(is_by_arrival=True)
+# BROS §4.1: a request that is due in 300 ms, with 200 ms of work left, has a slack of 100 ms. The least goes first.
+BY_SLACK, BY_ACCELGEN = Ordering(goes_by_promises=True), ByAccelGen(goes_by_promises=True)
+# The prompt that is due first goes first. The order by slack puts a long prompt before shorter prompts that are due
+# earlier. Where time is too short for all, the short prompts would be late for a long prompt that is late too.
+BY_DUE = Ordering(goes_by_promises=True, counts_chunks=False)
+BY_REMAINING, BY_LEVELS = ByRemaining(), ByLevels(has_levels=True)
