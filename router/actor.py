@@ -39,7 +39,8 @@ def run(part: Part, on_start: OnStart) -> None:
         config.lends,
     )
     core = RouterCore(part.member, limits, part.clock.now(), part.at_work)
-    side = _side_process(part)
+    is_learnt = part.config.policy.predictor is Predictor.HASH
+    side = SideProcess(_file_of_lengths(part)) if is_learnt else None
     shell = part.shell(core, _RouterHands(side, part.spec.door))
     if side is not None:
         side.start(shell.post)
@@ -65,11 +66,6 @@ class _RouterHands(NoHands):
                 log.error("the launcher did not receive the order to scale (%s): %s", command.why, error)
             return None
         return super().perform(command) if self._side is None else self._side.perform(command)
-
-
-def _side_process(part: Part) -> SideProcess | None:
-    is_learnt = part.config.policy.predictor is Predictor.HASH
-    return SideProcess(_file_of_lengths(part)) if is_learnt else None
 
 
 def _file_of_lengths(part: Part) -> Path:

@@ -34,7 +34,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil, exp, inf
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, TypeAlias
 
 from alignedserve.core import Request, Role, ServiceClass
 from alignedserve.protocol.commands import Scale
@@ -114,7 +115,8 @@ class _RoleSize:
 
     def look(self, demand: WorkerDemand, now: float) -> tuple[int, str] | None:
         """Return how many workers there should be, and why; None for no change."""
-        self._average(demand.load, now)
+        kept = exp(-4 * (now - self._looked_at) / self._sizes.shrink_after_s) if self._looked_at else 0.0
+        self._load, self._looked_at = kept * self._load + (1 - kept) * demand.load, now
         self.wanted = max(self.wanted, demand.workers)
         if demand.workers < self.wanted:
             if now - self._asked_at >= START_S:
@@ -155,16 +157,8 @@ class _RoleSize:
         self._carries = min(1.0, self._carries * _FORGOTTEN)
         return num, ""
 
-    def _average(self, load: float, now: float) -> None:
-        """Update the moving mean of the load, over about a quarter of the window."""
-        kept = exp(-4 * (now - self._looked_at) / self._sizes.shrink_after_s) if self._looked_at else 0.0
-        self._load, self._looked_at = kept * self._load + (1 - kept) * load, now
 
-
-@dataclass(frozen=True, slots=True)
-class _Pressure:
-    much: float
-    why: str
+_Pressure: TypeAlias = tuple[float, str]  # how much, and why
 
 
 def demands(
@@ -181,7 +175,7 @@ def demands(
     for_prompts = _pressures_of_prompts(prompts, runs_prompts, placement, be_wait_s, now)
     for_decodes = _pressures_of_decodes(handed_on, num_decode, placement, admission, be_wait_s, now)
     of_decode_workers = for_decodes if num_prefill else [*for_prompts, *for_decodes]
-    wanted = admission.memory_wanted / placement.memory if placement.memory else 0.0  # of all workers that decode
+    wanted = admission.holdings.tokens / placement.memory if placement.memory else 0.0  # of all workers that decode
     of_prompts = max(placement.num_with_prompts(now), wanted * placement.num_lent)
     return {
         Role.PREFILL: _demand(num_prefill, of_prompts, for_prompts),
@@ -190,8 +184,7 @@ def demands(
 
 
 def _demand(workers: int, load: float, pressures: Iterable[_Pressure]) -> WorkerDemand:
-    most = max(pressures, key=lambda pressure: pressure.much)
-    return WorkerDemand(workers, load, most.much, most.why)
+    return WorkerDemand(workers, load, *max(pressures, key=itemgetter(0)))
 
 
 def _pressures_of_prompts(
@@ -204,11 +197,11 @@ def _pressures_of_prompts(
             waited += max(0.0, now - request.arrival_at) / request.slo.ttft_s
         num_be += request.service is ServiceClass.BE
     rt_s, be_s = (placement.least_wait_s(role, service, now) for service in (ServiceClass.RT, ServiceClass.BE))
-    found = [_Pressure(be_s / be_wait_s if num_be else 0.0, f"best-effort prompts will wait {be_s:.1f} s")]
+    found = [(be_s / be_wait_s if num_be else 0.0, f"best-effort prompts will wait {be_s:.1f} s")]
     if ttfts:
-        found.append(_Pressure(rt_s / (PILED_TTFT * min(ttfts)), f"the next chat's prompt will wait {rt_s:.2f} s"))
+        found.append((rt_s / (PILED_TTFT * min(ttfts)), f"the next chat's prompt will wait {rt_s:.2f} s"))
         mean = waited / len(ttfts)
-        found.append(_Pressure(mean, f"chats have waited {mean:.1f} times their ttft for a first token"))
+        found.append((mean, f"chats have waited {mean:.1f} times their ttft for a first token"))
     return found
 
 
@@ -229,12 +222,12 @@ def _pressures_of_decodes(
         else:
             num_be += 1
     share = num_late / num_rt if num_rt else 0.0
-    found = [_Pressure(share / MOST_LATE, f"{num_late} of {num_rt} chats are late with their next token")]
+    found = [(share / MOST_LATE, f"{num_late} of {num_rt} chats are late with their next token")]
     if placement.memory:
-        wanted = admission.rt_memory_wanted / placement.memory
-        found.append(_Pressure(wanted, f"chats want {wanted:.0%} of the memory of {num_workers} workers"))
-    rate = admission.ends_per_s(now)
+        wanted = admission.holdings.rt_tokens / placement.memory
+        found.append((wanted, f"chats want {wanted:.0%} of the memory of {num_workers} workers"))
+    rate = admission.ends.rate(now)
     if num_be and rate:
         wait_s = num_be / rate
-        found.append(_Pressure(wait_s / be_wait_s, f"best-effort requests will wait {wait_s:.0f} s in the pool"))
+        found.append((wait_s / be_wait_s, f"best-effort requests will wait {wait_s:.0f} s in the pool"))
     return found

@@ -49,7 +49,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.router.lifecycle import PLACES, Fact, OpenRequest, OpenRequests, State
 from alignedserve.router.members import GATHER_HEARTBEATS, Recovery, Roll
-from alignedserve.router.placing.admission import NOTHING_AHEAD, Admission, Queues, Refusal, WorkAhead, is_infeasible
+from alignedserve.router.placing.admission import NOTHING_AHEAD, Admission, Queues, WorkAhead, is_infeasible
 from alignedserve.router.placing.custom import with_length
 from alignedserve.router.placing.placement import Placement
 from alignedserve.router.prediction.length import PredictionOrders
@@ -314,7 +314,10 @@ class RouterCore:
         if known is None and request.attempt == 0:
             ahead = self._placement.ahead_of(request, self._roll.pools, now)
             if (refusal := self._admission.refusal(request, ahead, now, is_line)) is not None:
-                self._note_refusal(request, refusal)
+                again_s, tokens = refusal.retry_after_s, len(request.prompt)
+                self._decisions.note(
+                    Kind.REFUSED, request, refusal.reason.value, tokens=tokens, expected_s=again_s, why=refusal.why
+                )
                 refused = Refused(request.id, 0, refusal.reason, refusal.why, refusal.retry_after_s)
                 return [Send(request.owner, refused)]
             if is_infeasible(request, ahead):
@@ -483,7 +486,7 @@ class RouterCore:
             self._recovery.ended(key)
             if (opened := self._open.current(key)) is not None:
                 commands += self._predictions.ended(opened.request, lengths.get(key, 0))
-                self._admission.ended(now)
+                self._admission.ends.add(1, now)
                 if opened.request.service is ServiceClass.RT:
                     self._placement.ended(lengths.get(key, 0))
                 self._remove(opened, State.ENDED, Fact.ENDED)
@@ -643,7 +646,7 @@ class RouterCore:
     def _move(self, opened: OpenRequest, to: Member, fact: Fact, now: float) -> None:
         self._decisions.note(Kind.PLACED if fact is Fact.PLACED else Kind.MOVED, opened.request, to.name)
         if opened.is_waiting:
-            held, is_placed = self._admission.held_by(opened.request.id), fact is Fact.PLACED
+            held, is_placed = self._admission.holdings.held_by(opened.request.id), fact is Fact.PLACED
             self._placement.came(to.name, opened.request, now, held, has_prompt=is_placed)
         else:
             self._placement.moved(opened.at, to.name, opened.request, now)
@@ -680,9 +683,3 @@ class RouterCore:
 
     def _note_prediction(self, request: Request, estimate: Estimate) -> None:
         self._decisions.note(Kind.PREDICTED, request, tokens=estimate.mean, number=estimate.upper)
-
-    def _note_refusal(self, request: Request, refusal: Refusal) -> None:
-        again_s, tokens = refusal.retry_after_s, len(request.prompt)
-        self._decisions.note(
-            Kind.REFUSED, request, refusal.reason.value, tokens=tokens, expected_s=again_s, why=refusal.why
-        )

@@ -33,7 +33,7 @@ from alignedserve.core import KEEPS_ALL, Rejection, Request, Retention, ServiceC
 from alignedserve.policies.kinds import LoadAhead, PolicyKind
 from alignedserve.router.placing.answers import NO_SHORTAGE, Shortage
 from alignedserve.router.placing.custom import facts_of
-from alignedserve.router.placing.held import HeldMemory, Holdings
+from alignedserve.router.placing.held import Holdings
 from alignedserve.scheduling.policy import Policy
 
 _MOST = 4096  # clients that are remembered; from there on each is told the longest time anyway
@@ -176,7 +176,7 @@ class Admission:
     def __init__(self, policy: Policy, most_open: int, queues: Queues, retention: Retention = KEEPS_ALL) -> None:
         self._policy, self._most_open, self._queues = policy, most_open, queues
         self._custom = policy.own.guard(PolicyKind.ADMISSION)  # decides in place of the time to the first token
-        self._holdings = Holdings(policy, retention)  # memory of all open requests
+        self.holdings = Holdings(policy, retention)  # memory that all open requests will need
         self._queued: dict[str, Request] = {}  # open requests that have not begun
         self._num_queued: Counter[ServiceClass] = Counter()
         self._tokens_queued: Counter[ServiceClass] = Counter()
@@ -189,33 +189,19 @@ class Admission:
         self._calm_at = 0.0  # when a real-time request last found next to no work, or nobody came for long
         self._asked_at = -inf  # when the last real-time request came
         self._overloaded_until = 0.0
-        self._ends = Freed()  # requests that ended
+        self.ends = Freed()  # requests that got the whole output
         self._returning = {service: Returning() for service in ServiceClass}
 
     @property
     def num_open(self) -> int:
-        return len(self._holdings)
-
-    @property
-    def memory_wanted(self) -> int:
-        """Return the tokens of memory that all open requests will need."""
-        return self._holdings.tokens
-
-    @property
-    def rt_memory_wanted(self) -> int:
-        """Return the tokens of memory that real-time requests will need."""
-        return self._holdings.rt_tokens
+        return len(self.holdings)
 
     def opened(self, request: Request) -> None:
         """Count the request; a later attempt or another estimate takes the place of the earlier one."""
         self._weights[request.caller] = request.weight
-        if self._holdings.held_by(request.id) is None:
+        if self.holdings.held_by(request.id) is None:
             self._open_by[request.service][request.caller] += 1
-        self._holdings.put(request)
-
-    def held_by(self, request: str) -> HeldMemory | None:
-        """Return the memory that an open request will hold."""
-        return self._holdings.held_by(request)
+        self.holdings.put(request)
 
     def queued(self, request: Request) -> None:
         if request.id not in self._queued:
@@ -237,23 +223,15 @@ class Admission:
                 self._begun[request] = queued.caller, len(queued.prompt)
                 self._begun_by[queued.caller] += len(queued.prompt)
 
-    def ended(self, now: float) -> None:
-        """Note that a request has the whole output. The router closes the request next."""
-        self._ends.add(1, now)
-
     def closed(self, request: Request) -> None:
         """Forget the request after any end."""
         self.began(request.id)
         if (begun := self._begun.pop(request.id, None)) is not None:
             _take(self._begun_by, *begun)
-        if self._holdings.remove(request.id) is not None:
+        if self.holdings.remove(request.id) is not None:
             _take(self._open_by[request.service], request.caller, 1)
             if not any(request.caller in open_by for open_by in self._open_by.values()):
                 del self._weights[request.caller]
-
-    def ends_per_s(self, now: float) -> float:
-        """Return how many requests ended per second lately."""
-        return self._ends.rate(now)
 
     def refusal(self, request: Request, ahead: WorkAhead, now: float, is_line: bool = False) -> Refusal | None:
         """Return why the router cannot admit a new request, or None."""
@@ -312,7 +290,7 @@ class Admission:
         is_within = self._is_within(own + 1, self._most_open, request, self._weights)
         if is_within and self.num_open < _TIMES * self._most_open:
             return None
-        rate = self._ends.rate(now)
+        rate = self.ends.rate(now)
         why = f"{self.num_open} requests are open, the limit is {self._most_open}"
         return Refusal(Rejection.OPEN, why, (1 + before.requests) / rate if rate else _SOON_S)
 
@@ -404,8 +382,8 @@ class Admission:
         open_by = self._open_by[ServiceClass.RT]
         if not open_by.keys() - {request.caller}:
             return False
-        own = self._holdings.rt_tokens * open_by[request.caller] / open_by.total()
-        return self._is_within(own + self._holdings.usual(request), ahead.memory, request, open_by)
+        own = self.holdings.rt_tokens * open_by[request.caller] / open_by.total()
+        return self._is_within(own + self.holdings.usual(request), ahead.memory, request, open_by)
 
 
 def _take(counted: Counter[str], caller: str, number: int) -> None:

@@ -272,7 +272,7 @@ class TestComingAgain:
         for second in range(20):
             gone = rt(f"gone-{second}")
             take_in(found, gone)
-            found.ended(NOW - 20 + second)
+            found.ends.add(1, NOW - 20 + second)
             found.closed(gone)
         take_in(found, rt("a"), rt("b"))
         told = [refused(found, rt(name)).retry_after_s for name in "cdefgh"]
@@ -336,7 +336,7 @@ def test_what_is_counted_is_what_is_there(steps: list[tuple[str, int, int, bool]
             waits.pop(name, None)
             found.began(name)
             if step == "end":
-                found.ended(NOW)
+                found.ends.add(1, NOW)
             if step != "begin":
                 found.closed(there.pop(name))
         assert found.num_open == len(there)
