@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from alignedserve.core import NO_OPENING, FinishReason, Request
+from alignedserve.core import NO_OPENING, Request
 from alignedserve.loads.records.records import RequestOutcome, RequestRecord
 from alignedserve.loads.workload import Arrival, Load
 from alignedserve.owner.core import OwnerCore
@@ -187,14 +187,17 @@ class Clients:
             self._problems.append(f"{command.request} got tokens after its end")
         if client.asks_more or command.logprobs or command.opening is not None:
             self._check_logprobs(client, command)
-            self._check_vector(client, command)
+            vector = (command.opening or NO_OPENING).vector
+            if (vector or client.vector) and (vector != client.vector or client.got):
+                self._problems.append(f"{command.request} got another vector than its own, or a second one")
         client.got += command.tokens
         if len(command.tokens) == 1:
             client.token_at.append(self._agenda.now)
         else:
             client.token_at.extend([self._agenda.now] * len(command.tokens))
         if command.finish is not None:
-            self._check_finish(client, command.finish)
+            if command.finish is not client.request.finish(len(client.got) - 1, client.got[-1]):
+                self._problems.append(f"{client.request.id} ended with {command.finish}")
             self._end(client, RequestOutcome.FINISHED)
 
     def _check_logprobs(self, client: Client, command: Deliver) -> None:
@@ -207,15 +210,6 @@ class Clients:
         expected = tuple(map(logprob_of, places)), tuple(map(logprob_of, prompt_places))
         if (command.logprobs, of_prompt) != expected:
             self._problems.append(f"{command.request} got other log-probabilities at {start} than are its own")
-
-    def _check_vector(self, client: Client, command: Deliver) -> None:
-        vector = (command.opening or NO_OPENING).vector
-        if (vector or client.vector) and (vector != client.vector or client.got):
-            self._problems.append(f"{command.request} got another vector than its own, or a second one")
-
-    def _check_finish(self, client: Client, finish: FinishReason) -> None:
-        if finish is not client.request.finish(len(client.got) - 1, client.got[-1]):
-            self._problems.append(f"{client.request.id} ended with {finish}")
 
     def reject(self, command: Reject) -> None:
         client = self.kept.get(command.request)

@@ -143,7 +143,7 @@ class JobUsers:
         done, wanted = sorted(int(row["custom_id"]) for row in answers + errors), list(range(1, job.total + 1))
         unexpected = [row for row in errors if job.status is JobStatus.COMPLETED or not _is_undone(row)]
         if self._may_convict():
-            unexpected = [row for row in unexpected if not _is_convicted(row)]
+            unexpected = [row for row in unexpected if "request_ends_workers" not in json.dumps(row["response"])]
         wrong = [
             row["custom_id"]
             for row in answers
@@ -167,10 +167,6 @@ class JobUsers:
 
 def _is_undone(row: dict[str, Any]) -> bool:
     return row["error"] is not None and row["error"]["code"] in _UNDONE
-
-
-def _is_convicted(row: dict[str, Any]) -> bool:
-    return "request_ends_workers" in json.dumps(row["response"])
 
 
 class FaultyStore(SqliteStore):

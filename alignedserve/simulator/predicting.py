@@ -73,21 +73,15 @@ def _past_of(count: int, seed: int, encode: Encode) -> tuple[Learn, ...]:
     return tuple(past)
 
 
-@dataclass
-class KeptLengths:
-    """The lengths that a predictor has stored; they outlive its router."""
-
-    learnt: tuple[Learn, ...] = ()
-
-
 class PredictorHands(NoHands):
     """The predictor of one life of the router; `post` brings the router an event if it is still alive."""
 
     def __init__(
-        self, agenda: Agenda, encoder: Callable[[], HashEncoder], kept: KeptLengths, post: Callable[[Event], None]
+        self, agenda: Agenda, encoder: Callable[[], HashEncoder], kept: list[Learn], post: Callable[[Event], None]
     ) -> None:
+        """`kept` are the lengths that a predictor has stored; they outlive its router."""
         self._agenda, self._encoder, self._kept, self._post = agenda, encoder, kept, post
-        self._learnt = deque(kept.learnt, MOST_KEPT)
+        self._learnt = deque(kept, MOST_KEPT)
         self._made: LengthModel | None = None
 
     @property
@@ -117,7 +111,7 @@ class PredictorHands(NoHands):
                 self._learnt.append(command)
             case Retrain():
                 self._model.fit()
-                self._kept.learnt = tuple(self._learnt)
+                self._kept[:] = self._learnt
             case _:
                 raise TypeError(f"a router cannot perform {command}")
 

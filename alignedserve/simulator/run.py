@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from functools import partial
 
 from alignedserve.core import Role, Usage
-from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
@@ -34,7 +33,7 @@ from alignedserve.simulator.machines.engine import CheckedHands, ModelledHands, 
 from alignedserve.simulator.machines.faults import calm_at
 from alignedserve.simulator.machines.process import ProcessSetup, WorkHands
 from alignedserve.simulator.machines.world import World
-from alignedserve.simulator.predicting import KeptLengths, Knowledge, PredictorHands, knowledge_of
+from alignedserve.simulator.predicting import Knowledge, PredictorHands, knowledge_of
 from alignedserve.simulator.recorder import RecordedHands, Recorder
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings, gateways_of, members_of, node_of
 from alignedserve.worker.setup import WorkerSetup
@@ -60,7 +59,7 @@ class Simulation:
         policy = settings.policy
         self.policy_failures = Failures()  # of custom policies
         self._knowledge = knowledge or knowledge_of(policy.predictor, settings.num_past, settings.seed)
-        self._kept_lengths = KeptLengths(self._knowledge.past)
+        self._kept_lengths = [*self._knowledge.past]  # those that a router's predictor has stored
         load = Load(settings.workload, gateways_of(settings), settings.seed) if asked is None else GivenLoad(asked)
         self.clients = Clients(self.world, settings, load, self._knowledge, self.problems)
         self._arenas: dict[str, TaggedArena] = {}  # holder of the pool -> its arena
@@ -194,7 +193,7 @@ class Simulation:
         setup = WorkerSetup(
             settings.limits,
             self._policy(),
-            self._belief(),
+            settings.belief() if settings.belief is not None else None,
             settings.copying,
             direct=settings.direct,
             look_ahead=settings.look_ahead,
@@ -202,9 +201,6 @@ class Simulation:
             layers=settings.layers,
         )
         return make(setup)
-
-    def _belief(self) -> OnlineCost | None:
-        return self.settings.belief() if self.settings.belief is not None else None
 
     def _worker_setup(self, core: DecodeCore, member: Member) -> ProcessSetup:
         hands = self._engine()

@@ -90,7 +90,7 @@ def test_the_next_router_knows_what_the_router_before_has_kept() -> None:
     settings = replace(by(Predictor.HASH), workload=Workload(FIRST_TRAINING + 3, 40.0, limited_share=0.0))
     said, simulation = ran(settings, known)
     assert len(said.of_kind(Retrain)) == 1
-    assert len(simulation._kept_lengths.learnt) == 5 + FIRST_TRAINING
+    assert len(simulation._kept_lengths) == 5 + FIRST_TRAINING
     killed = replace(settings, faults=(Kill(at=60.0, member="router", back_after_s=0.5, seen=True),))
     _, again = ran(killed, known)
     router = again.world.alive("router")

@@ -263,11 +263,6 @@ def _result(plan: StepPlan, sampled: Sequence[tuple[str, int]], stories: Mapping
     return result
 
 
-def _sampled_token(story: TokenStory | None, index: int) -> int:
-    """Return the token at this index, or any token after the end, for which a core that plans ahead may ask."""
-    return story.output[index] if story is not None and index < len(story.output) else STOP
-
-
 def _fits(history: History | None, story: TokenStory, index: int) -> bool:
     known = history is not None and (history.prompt, tuple(history.output[:index]))
     return known == (story.prompt, story.output[:index])
@@ -401,7 +396,8 @@ class CheckedHands(ModelledHands):
             raise WrongKV(f"token {part.index} of {part.request} is sampled after {num_tokens} tokens")
         if part.sampling is not None and part.sampling.edits_logits and not _fits(part.history, story, part.index):
             raise WrongKV(f"token {part.index} of {part.request} is sampled with a history that is not its own")
-        return _sampled_token(story, part.index)
+        # a core that plans ahead may ask for a token after the end: any will do
+        return story.output[part.index] if story is not None and part.index < len(story.output) else STOP
 
     def _check_scoring(self, chunk: Chunk) -> None:
         after = chunk.start + 1

@@ -41,13 +41,8 @@ def draw_faults(seed: int, members: Sequence[str], count: int, start_at: float, 
     faults = [
         fault for _ in range(count) for fault in draw.choice(_DRAWN)(draw, members, draw.uniform(start_at, end_at))
     ]
-    faults += _low_memory(seed, members, start_at, end_at)
-    faults += _broken_transfers(seed, members, start_at, end_at)
-    faults += _resizes(seed, members, start_at, end_at)
-    faults += _forged(seed, members, start_at, end_at)
-    faults += _full_links(seed, members, start_at, end_at)
-    faults += _hangs(seed, members, start_at, end_at)
-    faults += _long_outages(seed, members, start_at, end_at)
+    for in_some_runs in (_low_memory, _broken_transfers, _resizes, _forged, _full_links, _hangs, _long_outages):
+        faults += in_some_runs(seed, members, start_at, end_at)
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 

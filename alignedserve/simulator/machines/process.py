@@ -10,7 +10,7 @@ Each process has a clock of its own, which may be ahead of the agenda's; its cor
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, inf, ulp
@@ -108,13 +108,13 @@ class Process(TurnLoop):
         self._links = {ROUTER: VirtualLink(ROUTER)}
         self._ended_links: dict[str, VirtualLink] = {}
         self._inbox: deque[Frame | Event] = deque()
-        self._busy = False
+        self.is_working = False  # whether a step, or a copy before one, runs
         self._hears_while_busy, self._layers = setup.hears_while_busy, setup.layers
         self._began_at = self._ends_at = 0.0  # the work that runs; both move by the time of its pauses
         self._runs: Command | None = None
         self._is_paused = False
         self._failed_step: StepPlan | None = None  # the last step, if it had too little memory
-        self._frozen_until = 0.0
+        self.frozen_until = 0.0
         self._loop_hangs = self._work_hangs = False
         self._aside_until = 0.0  # when the copies that go on beside the steps are done
 
@@ -132,11 +132,7 @@ class Process(TurnLoop):
 
     @property
     def is_frozen(self) -> bool:
-        return self._agenda.now < self._frozen_until
-
-    @property
-    def frozen_until(self) -> float:
-        return self._frozen_until
+        return self._agenda.now < self.frozen_until
 
     @property
     def num_refused(self) -> int:
@@ -145,13 +141,8 @@ class Process(TurnLoop):
 
     def freeze(self, until: float) -> None:
         """Stop the process until then, as SIGSTOP does: it sends no heartbeats, and does not know of the pause."""
-        self._frozen_until = until
+        self.frozen_until = until
         self._agenda.at(until, Priority.FAULT, self._take_turn)
-
-    @property
-    def is_working(self) -> bool:
-        """Return whether a step, or a copy before one, runs."""
-        return self._busy
 
     def hang_loop(self) -> None:
         """Let the process take no turn any more; its heartbeats go on."""
@@ -164,7 +155,7 @@ class Process(TurnLoop):
     # --- Turns
 
     def _take_turn(self) -> None:
-        if (self._busy and not self._hears_while_busy) or not self.alive or self._agenda.now < self._frozen_until:
+        if (self.is_working and not self._hears_while_busy) or not self.alive or self._agenda.now < self.frozen_until:
             return
         if self._loop_hangs:
             return
@@ -182,12 +173,10 @@ class Process(TurnLoop):
 
     def _arrived(self) -> Iterator[Event]:
         while self._inbox and self.alive:
-            yield from self._read(self._inbox.popleft())
-
-    def _read(self, arrived: Frame | Event) -> Sequence[Event]:
-        if isinstance(arrived, bytes):
-            arrived = decode(arrived, _MOST_BYTES)
-        return self._heard.events(arrived) if isinstance(arrived, Envelope) else [arrived]
+            arrived = self._inbox.popleft()
+            if isinstance(arrived, bytes):
+                arrived = decode(arrived, _MOST_BYTES)
+            yield from self._heard.events(arrived) if isinstance(arrived, Envelope) else [arrived]
 
     def _deliver(self, event: Event) -> None:
         if not self.alive:
@@ -218,7 +207,7 @@ class Process(TurnLoop):
     # --- Work
 
     def _may_begin(self) -> bool:
-        return self.alive and not self._busy
+        return self.alive and not self.is_working
 
     def _begin(self, work: Command) -> None:
         if self._work_hands is None:
@@ -232,7 +221,7 @@ class Process(TurnLoop):
 
     def _begin_work(self, work: Command, hands: WorkHands) -> None:
         """Begin work that occupies the process until it is done."""
-        self._busy = True
+        self.is_working = True
         if self._is_poisoned(work, at_end=False):
             return
         if self._world.witnesses:
@@ -264,7 +253,7 @@ class Process(TurnLoop):
         if not self.alive or self._work_hangs:
             return
         if self.is_frozen:
-            self._agenda.at(self._frozen_until, Priority.WORK, partial(self._finish_amid, work, hands, seconds))
+            self._agenda.at(self.frozen_until, Priority.WORK, partial(self._finish_amid, work, hands, seconds))
             return
         if self._is_poisoned(work, at_end=True):
             return
@@ -279,7 +268,7 @@ class Process(TurnLoop):
             return
         if self.is_frozen:
             again = partial(self._finish_work, work, hands, seconds)
-            self._agenda.at(self._frozen_until, Priority.WORK, again)
+            self._agenda.at(self.frozen_until, Priority.WORK, again)
             return
         if self._is_paused or self._agenda.now < self._ends_at:  # it has paused
             again = partial(self._finish_work, work, hands, seconds)
@@ -287,7 +276,7 @@ class Process(TurnLoop):
             return
         if self._is_poisoned(work, at_end=True):
             return
-        self._busy, self._runs = False, None
+        self.is_working, self._runs = False, None
         if self._world.witnesses:
             self._witness_work(work)
         if (event := self._outcome(work, hands, seconds)) is not None:
@@ -315,7 +304,7 @@ class Process(TurnLoop):
             return
         if self.is_frozen:
             again = partial(self._finish_aside, copy, hands, seconds)
-            self._agenda.at(self._frozen_until, Priority.WORK, again)
+            self._agenda.at(self.frozen_until, Priority.WORK, again)
             return
         self._witness_work(copy)
         if (event := hands.finish(copy, seconds)) is not None:

@@ -6,26 +6,7 @@ from collections import Counter
 from random import Random
 
 from alignedserve.core import StepPlan
-from alignedserve.simulator.machines.faults import (
-    BreakTransfer,
-    DropFrames,
-    Duplicate,
-    Fault,
-    FullLink,
-    HungRay,
-    LowMemory,
-    Mute,
-    NoFork,
-    OneWay,
-    Poison,
-    Reorder,
-    Skew,
-    Slow,
-    SlowDisk,
-    SlowWorker,
-    StoreAway,
-    TornWrite,
-)
+from alignedserve.simulator.machines import faults
 from alignedserve.simulator.machines.transfers import Mishap
 
 _Link = tuple[str, str]  # sender, receiver
@@ -47,59 +28,59 @@ class Trouble:
         self.lost_at: dict[_Link, float] = {}  # when a link last lost a frame
         self._full_until: dict[_Link, float] = {}
         self._room: Counter[_Link] = Counter()  # frames that still find room in a full link
-        self._store_away: StoreAway | None = None
+        self._store_away: faults.StoreAway | None = None
         self._slow_work: dict[str, _Until] = {}
         self._low_memory: dict[str, _Until] = {}
         self._mute: dict[str, float] = {}  # member -> until when
         self._one_way: dict[tuple[str, bool], float] = {}  # member, whether what it sends is lost -> until when
         self._slow_disk = _NOT
-        self._torn: TornWrite | None = None
+        self._torn: faults.TornWrite | None = None
         self.starts_at = self.ends_are_told_at = 0.0  # when processes can begin again; when a launcher hears of ends
-        self._poisons: list[Poison] = []
+        self._poisons: list[faults.Poison] = []
         self._ahead_s: dict[str, float] = {}
         self.has_begun = False  # False as long as there was no fault: the world then need not ask
 
-    def begin(self, fault: Fault) -> None:
+    def begin(self, fault: faults.Fault) -> None:
         """Let a fault begin; it replaces an earlier fault of its kind on the same link or member."""
         self.has_begun = True
         match fault:
-            case DropFrames(_, sender, to, frames):
+            case faults.DropFrames(_, sender, to, frames):
                 self._drops[sender, to] = frames
-            case Duplicate(_, sender, to, frames):
+            case faults.Duplicate(_, sender, to, frames):
                 self._doubles[sender, to] = frames
-            case BreakTransfer(_, sender, to, ok, intact, stalls, transfers):
+            case faults.BreakTransfer(_, sender, to, ok, intact, stalls, transfers):
                 self._breaks[sender, to], self._mishaps[sender, to] = transfers, Mishap(ok, intact, stalls)
-            case Slow(at, sender, to, extra_s, for_s):
+            case faults.Slow(at, sender, to, extra_s, for_s):
                 self._slow_links[sender, to] = (at + for_s, extra_s)
-            case FullLink(at, sender, to, frames, for_s):
+            case faults.FullLink(at, sender, to, frames, for_s):
                 self._full_until[sender, to], self._room[sender, to] = at + for_s, frames
-            case StoreAway():
+            case faults.StoreAway():
                 self._store_away = fault
-            case Reorder(at, member, spread_s, for_s):
+            case faults.Reorder(at, member, spread_s, for_s):
                 self._reordered[member] = (at + for_s, spread_s)
-            case SlowWorker(at, member, times, for_s):
+            case faults.SlowWorker(at, member, times, for_s):
                 self._slow_work[member] = (at + for_s, times)
-            case LowMemory(at, member, most_tokens, for_s):
+            case faults.LowMemory(at, member, most_tokens, for_s):
                 self._low_memory[member] = (at + for_s, most_tokens)
-            case Mute(at, member, for_s):
+            case faults.Mute(at, member, for_s):
                 self._mute[member] = at + for_s
-            case OneWay(at, member, leaves, for_s):
+            case faults.OneWay(at, member, leaves, for_s):
                 self._one_way[member, leaves] = at + for_s
-            case SlowDisk(at, use_s, for_s):
+            case faults.SlowDisk(at, use_s, for_s):
                 self._slow_disk = (at + for_s, use_s)
-            case TornWrite():
+            case faults.TornWrite():
                 self._torn = fault
-            case NoFork(at, for_s):
+            case faults.NoFork(at, for_s):
                 self.starts_at = max(self.starts_at, at + for_s)
-            case HungRay(at, for_s):
+            case faults.HungRay(at, for_s):
                 self.starts_at = max(self.starts_at, at + for_s)
                 self.ends_are_told_at = max(self.ends_are_told_at, at + for_s)
-            case Skew(_, member, ahead_s):
+            case faults.Skew(_, member, ahead_s):
                 self._ahead_s[member] = ahead_s
-            case Poison():
+            case faults.Poison():
                 self._poisons.append(fault)
 
-    def poison_in(self, plan: StepPlan, at_end: bool) -> Poison | None:
+    def poison_in(self, plan: StepPlan, at_end: bool) -> faults.Poison | None:
         """Return what ends a worker as it begins, or ends, this step."""
         for poison in self._poisons:
             for part in plan.parts:
@@ -138,12 +119,12 @@ class Trouble:
         until, use_s = self._slow_disk
         return use_s if now < until else 0.0
 
-    def torn_write(self) -> TornWrite | None:
+    def torn_write(self) -> faults.TornWrite | None:
         """Return how the job runner dies amid the use of the store that begins now, once."""
         torn, self._torn = self._torn, None
         return torn
 
-    def store_away(self, now: float) -> StoreAway | None:
+    def store_away(self, now: float) -> faults.StoreAway | None:
         """Return the fault of the store of jobs, if it has one now."""
         away = self._store_away
         return away if away is not None and now < away.at + away.for_s else None
