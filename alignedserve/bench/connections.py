@@ -147,7 +147,8 @@ class Connections:
         try:
             connection = free or await self._connect()
         except (OSError, asyncio.TimeoutError) as error:
-            return _unreachable(self._address, error)
+            reason = "no answer" if isinstance(error, asyncio.TimeoutError) else error
+            return f"no connection to {self._address.host}:{self._address.port}: {reason}"
         if name in self._left:
             connection.close("")
             return _LEFT
@@ -193,8 +194,3 @@ class Connections:
 
 _AGAIN = "again"
 _LEFT = "the client left"
-
-
-def _unreachable(address: Address, error: Exception) -> str:
-    reason = "no answer" if isinstance(error, asyncio.TimeoutError) else error
-    return f"no connection to {address.host}:{address.port}: {reason}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from html import escape
 from itertools import pairwise
 from math import ceil, floor, log10
@@ -62,7 +61,9 @@ def _conclusion(run: MeasuredRun) -> str:
         if not (requests := requests_of_class(run.record.requests, service)):
             continue
         tokens = sum(len(request.token_at) for request in requests) / seconds
-        promised = f" ({_promise_words(requests)})" if service is ServiceClass.RT else ""
+        slo = requests[0].slo
+        promise = f" (first token in {slo.ttft_s:g} s, gaps of {1e3 * slo.tbt_s:g} ms)"
+        promised = promise if service is ServiceClass.RT else ""
         kept = 100 * share([keeps_all(request) for request in requests])
         said.append(
             f"{kept:.1f} % of {len(requests):,} {name} got all they were promised{promised}, {tokens:,.0f} tokens/s"
@@ -70,21 +71,13 @@ def _conclusion(run: MeasuredRun) -> str:
     return "; ".join(said) + "."
 
 
-def _promise_words(requests: Sequence[RequestRecord]) -> str:
-    slo = requests[0].slo
-    return f"first token in {slo.ttft_s:g} s, gaps of {1e3 * slo.tbt_s:g} ms"
-
-
 def _list(lines: Iterable[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
 
 
 def _table(cells: Sequence[Sequence[str]]) -> str:
-    return f"<table>{''.join(map(_row, cells))}</table>"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in cells)
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 # --- Charts
@@ -152,7 +145,7 @@ def _spread(title: str, groups: Sequence[_ChartGroup], values: Values, promised:
         "share that took at most this",
         _drawn(curves),
         most_y=1.0,
-        x_scale=AxisScale.LOGARITHMIC,
+        is_logarithmic=True,
         promise=promise,
     )
 
@@ -209,11 +202,6 @@ _PROMISE = "#1c8a4a"
 _LEGEND_WIDTH = 90  # of an entry
 
 
-class AxisScale(Enum):
-    LINEAR = auto()
-    LOGARITHMIC = auto()
-
-
 @dataclass(frozen=True)
 class Curve:
     label: str
@@ -228,25 +216,25 @@ class _ChartAxis:
 
     least: float
     most: float
-    scale: AxisScale
+    is_logarithmic: bool
 
     @classmethod
-    def over(cls, values: Sequence[float], scale: AxisScale) -> _ChartAxis:
+    def over(cls, values: Sequence[float], is_logarithmic: bool) -> _ChartAxis:
         """Return an axis over these values; a linear one begins with 0."""
-        if scale is AxisScale.LINEAR:
-            return cls(0.0, max(values) or 1.0, scale)
+        if not is_logarithmic:
+            return cls(0.0, max(values) or 1.0, False)
         above = [value for value in values if value > 0] or [1.0]
         least, most = min(above), max(above)
-        return cls(least, most, scale) if most > least else cls(least / 2, most * 2, scale)
+        return cls(least, most, True) if most > least else cls(least / 2, most * 2, True)
 
     def place(self, value: float) -> float:
-        if self.scale is AxisScale.LINEAR:
+        if not self.is_logarithmic:
             return (value - self.least) / (self.most - self.least)
         return (log10(max(value, self.least)) - log10(self.least)) / (log10(self.most) - log10(self.least))
 
     @property
     def ticks(self) -> list[float]:
-        return list(self._linear_ticks() if self.scale is AxisScale.LINEAR else self._logarithmic_ticks())
+        return list(self._logarithmic_ticks() if self.is_logarithmic else self._linear_ticks())
 
     def _linear_ticks(self) -> Iterator[float]:
         rough = (self.most - self.least) / _TICKS
@@ -270,14 +258,14 @@ class Chart:
     y: str
     curves: Sequence[Curve]
     most_y: float | None = None  # the end of the y axis, where the values do not decide it
-    x_scale: AxisScale = AxisScale.LINEAR
+    is_logarithmic: bool = False  # the x axis
     promise: float | None = None  # a place on the x axis
 
     def svg(self) -> str:
         xs = [x for curve in self.curves for x, _ in curve.points]
-        x_axis = _ChartAxis.over(xs if self.promise is None else [*xs, self.promise], self.x_scale)
+        x_axis = _ChartAxis.over(xs if self.promise is None else [*xs, self.promise], self.is_logarithmic)
         ys = [y for curve in self.curves for _, y in curve.points]
-        y_axis = _ChartAxis.over(ys if self.most_y is None else [self.most_y], AxisScale.LINEAR)
+        y_axis = _ChartAxis.over(ys if self.most_y is None else [self.most_y], is_logarithmic=False)
         parts = [*_x_grid(x_axis), *_y_grid(y_axis), *self._names()]
         if self.promise is not None:
             parts.append(_promise_line(_across(x_axis.place(self.promise)), self.promise))

@@ -15,9 +15,8 @@ from xml.etree import ElementTree
 import pytest
 
 from alignedserve.bench import report
-from alignedserve.bench.figures import ROWS, LoadFigures
 from alignedserve.bench.page import charts, page
-from alignedserve.bench.report import ErrorCount, MeasuredRun, joined
+from alignedserve.bench.report import ROWS, ErrorCount, LoadFigures, MeasuredRun, joined
 from alignedserve.core import ServiceClass
 from alignedserve.errors import BenchError
 from alignedserve.loads.records.records import RequestOutcome

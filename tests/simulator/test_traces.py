@@ -21,9 +21,8 @@ from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import settings_of
 from alignedserve.lab.trials.running import run_once
 from alignedserve.loads.workload import Arrival, arrivals
-from alignedserve.loads.workload.predictions import Predictions, prediction_table
 from alignedserve.loads.workload.spec import read_workload
-from alignedserve.loads.workload.stream import Foresight
+from alignedserve.loads.workload.stream import Foresight, Predictions, prediction_table
 from alignedserve.simulator.predicting import oracle_estimate
 
 ORACLE = ("schedule.predictor=oracle",)

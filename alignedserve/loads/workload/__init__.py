@@ -6,7 +6,6 @@ build.py        Builds a `Mixture` from a tree of plain values.
 files.py        Reads files of requests: CSV, or rows; and chats with their texts.
 load.py         Defines a workload, and runs it: hears of its requests and says which arrive next.
 pace.py         Decides when visits begin; a visit is a request or a conversation.
-predictions.py  Draws predictions as wrong as those of real predictors.
 spec.py         Reads a workload from text or a file; holds those that have a name.
 stream.py       Defines a stream: users of a kind, and the requests that they send.
 table.py        Builds a workload of a table in Python: rows, columns, or a dataframe.

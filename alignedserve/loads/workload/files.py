@@ -10,7 +10,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -87,7 +87,9 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Row]]:
     try:
         with file_errors(WorkloadError, path, "read"), path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
-            _check_columns(path, reader.fieldnames or (), columns)
+            for column in columns:
+                if column not in (reader.fieldnames or ()):
+                    raise WorkloadError(f"{path} has no column {column}: its first line must name {', '.join(columns)}")
             for row in reader:
                 empty = False
                 yield f"{path} line {reader.line_num}", row
@@ -95,12 +97,6 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Row]]:
         raise WorkloadError(f"{path} is not a CSV file: {error}") from None
     if empty:
         raise WorkloadError(f"{path} has no requests")
-
-
-def _check_columns(path: Path, given: Sequence[str], needed: tuple[str, ...]) -> None:
-    for column in needed:
-        if column not in given:
-            raise WorkloadError(f"{path} has no column {column}: its first line must name {', '.join(needed)}")
 
 
 def _time(row: Row, where: str, last: float) -> float:

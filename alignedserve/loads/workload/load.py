@@ -74,14 +74,8 @@ class Visit:
         return self._stream.clients.context - len(self._conversation)
 
     def _arrival(self, at: float, prompt: int, output: int, is_cut: bool = False) -> Arrival:
-        request = self._request(at, prompt)
-        self.num_asked += 1
-        predicted = self._stream.foresight.predicted.draw(output, request.sampling.seed)
-        return Arrival(request, output, self._leaves_after_s(), is_cut, predicted)
-
-    def _request(self, at: float, prompt: int) -> Request:
         draw = self._draw
-        return Request(
+        request = Request(
             id=self._next_id,
             owner=self._owner,
             attempt=0,
@@ -95,6 +89,9 @@ class Visit:
             arrival_at=at,
             salt=self._stream.clients.caller,
         )
+        self.num_asked += 1
+        predicted = self._stream.foresight.predicted.draw(output, request.sampling.seed)
+        return Arrival(request, output, self._leaves_after_s(), is_cut, predicted)
 
     @property
     def _next_id(self) -> str:

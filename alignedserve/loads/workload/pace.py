@@ -90,12 +90,9 @@ class Gamma(OpenArrivals):
     def after(self, draw: Random) -> Iterator[float]:
         at = 0.0
         while True:
-            at += self._interval(draw) / self.rate
+            interval = draw.gammavariate(self.cv**-2, self.cv**2) if self.cv > _EVEN else 1.0  # at each rate the same
+            at += interval / self.rate
             yield at
-
-    def _interval(self, draw: Random) -> float:
-        """Draw an interval of mean 1, so that another rate has the same draws."""
-        return draw.gammavariate(self.cv**-2, self.cv**2) if self.cv > _EVEN else 1.0
 
 
 @dataclass(frozen=True)

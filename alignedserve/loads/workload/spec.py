@@ -88,7 +88,9 @@ def _overridden(tree: Tree, pairs: list[str]) -> Tree:
 
 
 def _override(tree: Tree, key: str, value: str) -> None:
-    streams = _streams_by_name(tree.get("streams"))
+    given = tree.get("streams")
+    listed = given if isinstance(given, list) else []  # what is no list of streams, `build` reports
+    streams = {str(stream.get("name", Stream.name)): stream for stream in listed if isinstance(stream, dict)}
     name, _, inner = key.rpartition(".")
     if key in WHOLE_KEYS:
         tree[key] = value
@@ -102,12 +104,6 @@ def _override(tree: Tree, key: str, value: str) -> None:
         raise WorkloadError(
             f"workload: {key} is not a key of the whole ({whole}); keys of a stream are written {written}"
         )
-
-
-def _streams_by_name(streams: Any) -> dict[str, Tree]:
-    """Return the streams by name; none if this is no list of streams, which `build` reports."""
-    listed = streams if isinstance(streams, list) else []
-    return {str(stream.get("name", Stream.name)): stream for stream in listed if isinstance(stream, dict)}
 
 
 NAMED: Mapping[str, Mapping[str, Any]] = {

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+from bisect import bisect_right
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from enum import Enum
+from functools import cache, lru_cache
 from math import inf
+from pathlib import Path
 from random import Random
 
 from alignedserve.config.setting import setting
-from alignedserve.core import ServiceClass, Slo
+from alignedserve.core import Estimate, ServiceClass, Slo
 from alignedserve.errors import WorkloadError
 from alignedserve.loads.workload.amounts import (
     FORMS,
@@ -22,7 +26,45 @@ from alignedserve.loads.workload.amounts import (
 )
 from alignedserve.loads.workload.files import ChatLengths
 from alignedserve.loads.workload.pace import ArrivalProcess, AtOnce, Gamma, Recorded
-from alignedserve.loads.workload.predictions import Predictions
+
+TABLES = Path(__file__).parent / "predictions.json"
+
+
+class Predictions(str, Enum):
+    """Predictions as wrong as those of real predictors, for outputs whose lengths are known.
+
+    A table has what a predictor said of real outputs: for each range of their lengths, how often it said what. The
+    tables were compiled from published pairs of predicted and true lengths; predictions.json names the sources.
+    """
+
+    EXACT = "exact"
+    LMSYS = "lmsys"  # five classes, by a BERT
+    SHAREGPT = "sharegpt"  # tokens, by a regression
+
+    def draw(self, length: int, seed: int) -> Estimate | None:
+        """Return what the predictor says of an output of this length; None: the length itself."""
+        if self is Predictions.EXACT:
+            return None
+        return prediction_table(self).draw(length, Random(f"{seed}/predicted"))
+
+
+@dataclass(frozen=True)
+class PredictionTable:
+    edges: tuple[int, ...]  # between the ranges of true lengths
+    said: tuple[Estimate, ...]  # the predictions that there are
+    often: tuple[tuple[int, ...], ...]  # how often each was said, of outputs in each range
+
+    def draw(self, length: int, draw: Random) -> Estimate:
+        (said,) = draw.choices(self.said, self.often[bisect_right(self.edges, length)])
+        return said
+
+
+@cache
+def prediction_table(source: Predictions) -> PredictionTable:
+    table = json.loads(TABLES.read_text(encoding="utf-8"))[source.value]
+    said = tuple(Estimate(*estimate) for estimate in table["said"])
+    return PredictionTable(tuple(table["edges"]), said, tuple(map(tuple, table["often"])))
+
 
 # ruff: noqa: RUF009  (what it takes for shared defaults are frozen, or fields made by `setting`)
 
@@ -110,7 +152,8 @@ class Stream:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*", self.name):
             raise WorkloadError(f"a stream's name consists of letters, digits, - and _, not {self.name!r}")
-        if not self._ends:
+        timed = self.span.first_s is not None and not isinstance(self.arrivals, AtOnce)
+        if not (self.arrivals.ends or self.span.num_requests is not None or timed):
             raise WorkloadError(f"{self.name} never ends: give it num_requests, or first_s unless all come at once")
         if self.turns.system > self.clients.context - 2:
             raise WorkloadError(f"system must leave room in the context of {self.clients.context} tokens")
@@ -123,11 +166,6 @@ class Stream:
         """Return the turns of the visit of this number."""
         lengths = self.lengths
         return len(lengths.chat(number).turns) if isinstance(lengths, ChatLengths) else self.turns.turns.count(draw)
-
-    @property
-    def _ends(self) -> bool:
-        timed = self.span.first_s is not None and not isinstance(self.arrivals, AtOnce)
-        return self.arrivals.ends or self.span.num_requests is not None or timed
 
     @property
     def num_requests(self) -> int | None:
