@@ -69,7 +69,10 @@ class Links:
         self._inbox.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         # This ends a connection before its frame fills the memory.
         self._inbox.setsockopt(zmq.MAXMSGSIZE, CUT_OFF * most_bytes + _SEAL)
-        self._bind(bind)
+        try:
+            self._inbox.bind(bind)
+        except zmq.ZMQError as error:
+            raise AlignedServeError(f"cannot listen on {bind}: {error.strerror}") from error
         self.address: str = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
         self._wake_address = f"inproc://wake-{id(self)}"
         self._woken = self._context.socket(zmq.PULL)
@@ -85,12 +88,6 @@ class Links:
         self._heard, self._prompts = Heard(name), SharedPrompts()
         self._said: set[str] = set()  # why frames were refused
         self.connect(ROUTER, router)
-
-    def _bind(self, address: str) -> None:
-        try:
-            self._inbox.bind(address)
-        except zmq.ZMQError as error:
-            raise AlignedServeError(f"cannot listen on {address}: {error.strerror}") from error
 
     def _pushing(self) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.PUSH)

@@ -18,25 +18,10 @@ from alignedserve.core import Entry, Request
 from alignedserve.errors import AlignedServeError, WireError
 from alignedserve.forms.messages import Evict, Prefetched
 from alignedserve.policies.guard import Failures
+from alignedserve.protocol import messages
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import AtWork, Event, Post, StepDone, Unsent, attempts_of
 from alignedserve.protocol.membership import membership_of
-from alignedserve.protocol.messages import (
-    ROUTER,
-    AttemptLost,
-    Batch,
-    Cancel,
-    Commit,
-    Figures,
-    Life,
-    Member,
-    Message,
-    Prefill,
-    Progress,
-    Pull,
-    Refused,
-    Submit,
-)
 from alignedserve.shell.clock import Clock
 from alignedserve.shell.links import LinkFull, Links
 from alignedserve.shell.process import OwnProcess
@@ -60,7 +45,7 @@ class Shell(TurnLoop):
         clock: Clock,
         hands: Hands | None = None,
         begin_aside: BeginAside | None = None,
-        lives: Iterable[Life] = (),
+        lives: Iterable[messages.Life] = (),
         failures: Failures | None = None,
         give_up_on: Callable[[Event], list[Command] | None] = lambda _: None,
         at_work: AtWork | None = None,
@@ -84,8 +69,8 @@ class Shell(TurnLoop):
         while self.alive:
             turns()
             has_more = bool(self._work or self._posted)
-            patience_s = 0.0 if has_more else self._patience_s()
-            events = self._arrived(patience_s)
+            patience_s = self._clock.until(self._next_timer_at) if self._timers else None  # without limit
+            events = self._arrived(0.0 if has_more else patience_s)
             self.turn(events)
 
     def post(self, posted: Event | Exception) -> None:
@@ -101,10 +86,6 @@ class Shell(TurnLoop):
         """End `run` after the present turn. Any thread may call this, also before `run`."""
         self.alive = False
         self._links.wake()
-
-    def _patience_s(self) -> float | None:
-        """Return how long to wait for a message: until the next timer, or without limit where no timer is set."""
-        return self._clock.until(self._next_timer_at) if self._timers else None
 
     def _arrived(self, patience_s: float | None) -> Iterator[Event]:
         """Yield the messages that have arrived, then what was posted: a result of work comes after the messages
@@ -137,8 +118,8 @@ class Shell(TurnLoop):
             raise error
         commands = self._give_up_on(event)
         if commands is None:
-            if (felled := self._at_work.attempts) and self._links.name != ROUTER:
-                self.perform([Send(ROUTER, Progress(felled=felled))])
+            if (felled := self._at_work.attempts) and self._links.name != messages.ROUTER:
+                self.perform([Send(messages.ROUTER, messages.Progress(felled=felled))])
             raise error
         log.error("%s has failed at an event of one request, and gives it up", self._links.name, exc_info=error)
         return commands
@@ -157,16 +138,16 @@ class Shell(TurnLoop):
         """Return the time as it is: `run` waits no longer than until the next timer."""
         return at
 
-    def _connect(self, member: Member) -> None:
+    def _connect(self, member: messages.Member) -> None:
         self._links.connect(member.name, member.address, member.incarnation)
-        if member.name == ROUTER and self._at_work.left:
-            self._send(ROUTER, Progress(felled=self._at_work.left))
+        if member.name == messages.ROUTER and self._at_work.left:
+            self._send(messages.ROUTER, messages.Progress(felled=self._at_work.left))
 
     def _disconnect(self, name: str) -> None:
         self._links.disconnect(name)
 
-    def _send(self, to: str, message: Message) -> None:
-        if isinstance(message, Figures) and message.process is None:  # else it is another part's, handed on
+    def _send(self, to: str, message: messages.Message) -> None:
+        if isinstance(message, messages.Figures) and message.process is None:  # else it is another part's, handed on
             message = replace(message, process=self._own.figures(self._clock.now()))
         note(to, message)
         try:
@@ -179,42 +160,42 @@ class Shell(TurnLoop):
             self._deliver(Unsent(to, message, str(error)))
 
 
-def note(to: str, message: Message) -> None:
+def note(to: str, message: messages.Message) -> None:
     """Log a line for each request that this message moves on, with the id that is also the answer's x-request-id.
 
     An ordinary move is for `log.level` debug: each request has some, and a log should not fill its disk."""
-    level = logging.INFO if isinstance(message, (Refused, AttemptLost)) else logging.DEBUG
+    level = logging.INFO if isinstance(message, (messages.Refused, messages.AttemptLost)) else logging.DEBUG
     if journal.isEnabledFor(level):
         for request, attempt, what in _moves(to, message):
             journal.log(level, what, extra={"fields": {"request_id": request, "attempt": attempt}})
 
 
-def _moves(to: str, message: Message) -> Iterator[tuple[str, int, str]]:
+def _moves(to: str, message: messages.Message) -> Iterator[tuple[str, int, str]]:
     """Yield (request, attempt, what happens)."""
     match message:
-        case Submit(request):
+        case messages.Submit(request):
             yield *_attempt_of(request), "submitted"
-        case Prefill(request):
+        case messages.Prefill(request):
             yield *_attempt_of(request), f"goes to {to}"
-        case Commit(Entry(request=request)):
+        case messages.Commit(Entry(request=request)):
             yield *_attempt_of(request), f"goes to {to}"
-        case Batch(entries):
+        case messages.Batch(entries):
             for entry in entries:
                 yield *_attempt_of(entry.request), f"goes to {to}"
-        case Pull(_, request_id, attempt):
+        case messages.Pull(_, request_id, attempt):
             yield request_id, attempt, f"is pulled from {to}"
         case Evict(Entry(request=request)):
             yield *_attempt_of(request), f"is to leave for {to}"
         case Prefetched(attempts):
             yield from ((*attempt, f"is prefetched for {to}") for attempt in attempts)
-        case Progress(ended=ended, lost=lost, unknown=unknown):
+        case messages.Progress(ended=ended, lost=lost, unknown=unknown):
             yield from ((*attempt, "ended") for attempt in ended)
             yield from ((*attempt, "lost") for attempt in (*lost, *unknown))
-        case Refused(request_id, attempt):
+        case messages.Refused(request_id, attempt):
             yield request_id, attempt, "refused"
-        case AttemptLost(request_id, attempt):
+        case messages.AttemptLost(request_id, attempt):
             yield request_id, attempt, "lost: its owner is to start the next attempt"
-        case Cancel(request_id, attempt) if to == ROUTER:
+        case messages.Cancel(request_id, attempt) if to == messages.ROUTER:
             yield request_id, attempt, "cancelled"
 
 
