@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from alignedserve.lab.fuzzing.invariants import BrokenRule, Failure, InvariantWatch, JobRules, Rule
+from alignedserve.lab.fuzzing.invariants import Failure, InvariantWatch, JobRules, Rule
 from alignedserve.lab.fuzzing.recording import RunWriter, open_run
 from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.loads.workload import Arrival
@@ -30,8 +30,7 @@ class FuzzVerdict:
 
 
 def attempt(scenario: Scenario) -> FuzzVerdict:
-    simulation = prepared(scenario)
-    return _run(scenario, simulation)
+    return _run(scenario, prepared(scenario))
 
 
 def record(scenario: Scenario, path: Path) -> FuzzVerdict:
@@ -57,7 +56,7 @@ def _with_jobs(scenario: Scenario, asked: list[Arrival]) -> Simulation:
     from alignedserve.simulator.job_users import SubmittedJob
 
     def breaks(what: str) -> None:
-        raise BrokenRule(Failure(Rule.JOBS, what, simulation.world.agenda.now))
+        raise Failure(Rule.JOBS, what, simulation.world.agenda.now)
 
     jobs = [
         SubmittedJob(job.name, job.at, tuple(line.arrival() for line in job.lines), job.window_s, job.cancel_at)
@@ -124,8 +123,8 @@ def _failure(simulation: Simulation) -> Failure | None:
     agenda = simulation.world.agenda
     try:
         simulation.run()
-    except BrokenRule as broken:
-        return broken.failure
+    except Failure as failure:
+        return failure
     except Exception as error:  # an exception of a core ends its process: the fuzzer looks for them
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno} in {last.name}"

@@ -37,7 +37,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -47,18 +46,7 @@ from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.forms.orders import CompressPage, CopySlots
 from alignedserve.forms.pool.compression import lease_to_compress
 from alignedserve.forms.prefetch.buffers import Buffers
-from alignedserve.jobs.messages import (
-    AssembleJob,
-    DropLines,
-    JobCommand,
-    JobEvent,
-    JobSaved,
-    LeaseLost,
-    LineEnded,
-    LineOutcome,
-    OpenJobsRead,
-    RunLine,
-)
+from alignedserve.jobs import messages
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.lab.fuzzing.waste import WasteWatch
@@ -101,24 +89,19 @@ class Rule(Enum):
     POLICY = "policy"  # a custom policy neither raises nor returns nonsense
 
 
-@dataclass(frozen=True)
-class Failure:
-    rule: Rule
-    what: str
-    at: float
+class Failure(Exception):
+    """A rule that is broken."""
+
+    def __init__(self, rule: Rule, what: str, at: float) -> None:
+        super().__init__(rule, what, at)
+        self.rule, self.what, self.at = rule, what, at
 
     def __str__(self) -> str:
         return f"{self.rule.value}: {self.what} (at {self.at:.4f} s)"
 
 
-class BrokenRule(Exception):
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
-
-
 class InvariantWatch(Witness):
-    """Watch one simulation of a scenario, and raise BrokenRule when an invariant does not hold."""
+    """Watch one simulation of a scenario, and raise Failure when an invariant does not hold."""
 
     def __init__(self, scenario: Scenario, simulation: Simulation) -> None:
         self._simulation, self._world = simulation, simulation.world
@@ -163,7 +146,7 @@ class InvariantWatch(Witness):
         match process.core:
             case PoolCore() as pool:
                 self._check_pool(pool)
-                for worker in self._workers():
+                for worker in (process for process in self._world.processes if isinstance(process.core, DecodeCore)):
                     self._check_lease(worker)
             case DecodeCore() as core:
                 self._check_blocks(process, core)
@@ -223,9 +206,6 @@ class InvariantWatch(Witness):
         if foreign := sorted(set(pages) - alive.core.pages.leased_to(lease(worker.member.holder))):
             self._break(Rule.LEASES, f"{worker.member.holder} {verb} pages {foreign}, which are not leased to it")
 
-    def _workers(self) -> Iterable[Process]:
-        return (process for process in self._world.processes if isinstance(process.core, DecodeCore))
-
     # --- Requests
 
     def _check_delivery(self, request: str, tokens: tuple[int, ...]) -> None:
@@ -275,7 +255,7 @@ class InvariantWatch(Witness):
         return self._world.agenda.now
 
     def _break(self, rule: Rule, what: str) -> None:
-        raise BrokenRule(Failure(rule, what, self._now))
+        raise Failure(rule, what, self._now)
 
 
 def _written(command: Command, block_size: int) -> set[int]:
@@ -335,28 +315,28 @@ class JobRules:
         self._answered: set[_Line] = set()
         self._cancelled: set[str] = set()
 
-    def told(self, event: JobEvent, states: JobRunnerSimulation) -> None:
+    def told(self, event: messages.JobEvent, states: JobRunnerSimulation) -> None:
         match event:
-            case OpenJobsRead(jobs):
+            case messages.OpenJobsRead(jobs):
                 self._cancelled |= {job.id for job in jobs if job.status is JobStatus.CANCELLING}
-            case LineEnded(job, line, outcome):
+            case messages.LineEnded(job, line, outcome):
                 self._running.discard((job, line))
-                if outcome is LineOutcome.DONE:
+                if outcome is messages.LineOutcome.DONE:
                     self._answered.add((job, line))
-            case LeaseLost():
+            case messages.LeaseLost():
                 self._answered.clear()  # their results were not written, and are no longer wanted
-            case JobSaved(job) if not job.is_open and (left := states.open_lines(job.id)):
+            case messages.JobSaved(job) if not job.is_open and (left := states.open_lines(job.id)):
                 self._breaks(f"{job.id} has ended, and {left} run on")
 
-    def ordered(self, command: JobCommand, states: JobRunnerSimulation) -> None:
+    def ordered(self, command: messages.JobCommand, states: JobRunnerSimulation) -> None:
         match command:
-            case RunLine(job, line):
+            case messages.RunLine(job, line):
                 if why := self._why_not(job.id, line, states):
                     self._breaks(f"line {line} of {job.id} runs, but {why}")
                 self._running.add((job.id, line))
-            case AssembleJob(job) if left := [line for other, line in self._running if other == job.id]:
+            case messages.AssembleJob(job) if left := [line for other, line in self._running if other == job.id]:
                 self._breaks(f"{job.id} ends, and its lines {sorted(left)} run on")
-            case DropLines(job):
+            case messages.DropLines(job):
                 self._running = {(other, line) for other, line in self._running if other != job}
 
     def _why_not(self, job: str, line: int, states: JobRunnerSimulation) -> str:

@@ -48,7 +48,7 @@ class RunWriter(Witness):
         if isinstance(run, SimulationTrial):
             head, self._shown = {"trial": asdict(run)}, _short  # a trial has millions of tokens and pairs
         else:
-            head, self._shown = {"scenario": to_tree(run)}, _whole
+            head, self._shown = {"scenario": to_tree(run)}, lambda value: value
         self._write({"format": FORMAT, **head})
 
     def commanded(self, by: Member, command: Command, frame: bytes) -> None:
@@ -60,10 +60,6 @@ class RunWriter(Witness):
 
     def _write(self, line: object) -> None:
         self._file.write(json.dumps(line, separators=(",", ":"), default=bytes.hex) + "\n")
-
-
-def _whole(value: Any) -> Any:
-    return value
 
 
 def _short(value: Any) -> Any:

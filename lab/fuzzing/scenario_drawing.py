@@ -190,7 +190,7 @@ def _nearest(order: Ordering, is_best_fit: bool, as_in_paper: bool) -> Scheduler
     for like in ((order, is_best_fit, as_in_paper), (order, is_best_fit, False), (order, False, False)):
         if (name := _SCHEDULERS.get(like)) is not None:
             return name
-    raise AssertionError(f"there is no scheduler with {type(order).__name__}")
+    raise AssertionError(f"there is no scheduler with {order}")
 
 
 def _with_lengths(drawn: Scenario) -> Scenario:

@@ -52,30 +52,6 @@ def smallest(scenario: Scenario, fails: Fails, budget: int) -> Scenario:
 # --- Steps. No step adds what another step took away, so the repetition ends.
 
 
-def _fewer_faults(scenario: Scenario) -> Iterator[Scenario]:
-    return (replace(scenario, faults=faults) for faults in _with_less(scenario.faults))
-
-
-def _fewer_asks(scenario: Scenario) -> Iterator[Scenario]:
-    return (replace(scenario, asks=asks) for asks in _with_less(scenario.asks) if asks)
-
-
-def _milder_faults(scenario: Scenario) -> Iterator[Scenario]:
-    return (replace(scenario, faults=faults) for faults in _with_some_changed(scenario.faults, _milder))
-
-
-def _shorter_asks(scenario: Scenario) -> Iterator[Scenario]:
-    return (replace(scenario, asks=asks) for asks in _with_some_changed(scenario.asks, _shorter))
-
-
-def _fewer_jobs(scenario: Scenario) -> Iterator[Scenario]:
-    return (replace(scenario, jobs=jobs) for jobs in _with_less(scenario.jobs))
-
-
-def _shorter_jobs(scenario: Scenario) -> Iterator[Scenario]:
-    return (replace(scenario, jobs=jobs) for jobs in _with_some_changed(scenario.jobs, _shorter_job))
-
-
 def _with_less(parts: tuple[_Part, ...]) -> Iterator[tuple[_Part, ...]]:
     size = len(parts)
     while size:
@@ -133,4 +109,12 @@ def _simpler(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, num_gateways=1, asks=asks)
 
 
-_STEPS = (_fewer_faults, _fewer_jobs, _fewer_asks, _simpler, _milder_faults, _shorter_jobs, _shorter_asks)
+_STEPS: Sequence[Callable[[Scenario], Iterator[Scenario]]] = (
+    lambda large: (replace(large, faults=faults) for faults in _with_less(large.faults)),
+    lambda large: (replace(large, jobs=jobs) for jobs in _with_less(large.jobs)),
+    lambda large: (replace(large, asks=asks) for asks in _with_less(large.asks) if asks),
+    _simpler,
+    lambda large: (replace(large, faults=faults) for faults in _with_some_changed(large.faults, _milder)),
+    lambda large: (replace(large, jobs=jobs) for jobs in _with_some_changed(large.jobs, _shorter_job)),
+    lambda large: (replace(large, asks=asks) for asks in _with_some_changed(large.asks, _shorter)),
+)

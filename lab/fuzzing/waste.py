@@ -34,7 +34,7 @@ from alignedserve.loads.records.records import RequestOutcome
 from alignedserve.protocol.commands import Send, SendKv
 from alignedserve.protocol.messages import Attempt, AttemptLost, Cancel, Commit, Member, Prefix, Pull, Resend, Submit
 from alignedserve.simulator.clients import Client
-from alignedserve.simulator.machines.faults import Fault, Forge, LinkFault, MemberFault, Resize, Skew, lasts_s
+from alignedserve.simulator.machines.faults import Fault, Forge, LinkFault, MemberFault, Skew, lasts_s
 from alignedserve.simulator.machines.process import Process
 from alignedserve.simulator.machines.world import World
 
@@ -189,6 +189,4 @@ def _concerns(fault: Fault, names: set[str]) -> bool:
             return member in names or member == "router"
         case LinkFault(sender=sender, to=to):
             return sender in names or to in names
-        case Resize():
-            return True
     return True

@@ -12,7 +12,7 @@ from alignedserve.core import FinishReason, Rejection
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.fuzzing.fuzz import prepared
-from alignedserve.lab.fuzzing.invariants import STALLED_S, BrokenRule, InvariantWatch, Rule
+from alignedserve.lab.fuzzing.invariants import STALLED_S, Failure, InvariantWatch, Rule
 from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.lab.fuzzing.scenario_drawing import draw_scenario
 from alignedserve.lab.fuzzing.worker_views import kept_blocks
@@ -47,8 +47,8 @@ class Watched(NamedTuple):
         for command in commands:
             self.watch.commanded(self.worker.member, command, b"")
 
-    def breaks(self, rule: Rule) -> pytest.RaisesExc[BrokenRule]:
-        return pytest.raises(BrokenRule, match=f"^{rule.value}: ")
+    def breaks(self, rule: Rule) -> pytest.RaisesExc[Failure]:
+        return pytest.raises(Failure, match=f"^{rule.value}: ")
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -150,5 +150,5 @@ def test_something_moves_while_requests_are_open(run: Watched) -> None:
     run.watch.handled(router)
     agenda.now += 2.0
     assert agenda.now > began_at + STALLED_S
-    with pytest.raises(BrokenRule, match=f"^({Rule.PROGRESS.value}|{Rule.PATIENCE.value}): "):
+    with pytest.raises(Failure, match=f"^({Rule.PROGRESS.value}|{Rule.PATIENCE.value}): "):
         run.watch.handled(router)
