@@ -79,10 +79,9 @@ def figures() -> Iterator[str]:
         " its drain. Where there is nothing to take a mean of, a figure is left out (`null` in JSON)."
         " **A request that did not finish is a miss**, whatever ended it."
     )
-    for section in SECTIONS:
-        yield f"## {section.title}"
-        rows = ((row.label, f"`{row.path}`", row.about) for row in section.rows)
-        yield from _table(("figure", "in JSON", "meaning"), rows)
+    for title, rows in SECTIONS.items():
+        yield f"## {title}"
+        yield from _table(("figure", "in JSON", "meaning"), ((row.label, f"`{row.path}`", row.about) for row in rows))
 
 
 def api_fields() -> Iterator[str]:

@@ -25,7 +25,7 @@ from alignedserve.lab.devices import devices
 from alignedserve.lab.planning.demand import Expected, WorkerCapacity, demand_of, expected_requests, family_of
 from alignedserve.lab.planning.deployments import DeploymentFamily, DeviceOffer, PlannedDeployment
 from alignedserve.lab.planning.outcome import Hopeless, Outcome, PromisesToKeep, RequestTally
-from alignedserve.lab.planning.report import LoadPoint, Plan, plan_document, plan_text, plot_plan
+from alignedserve.lab.planning.report import Plan, plan_document, plan_text, plot_plan
 from alignedserve.lab.planning.search import PlanTrial, Search
 from alignedserve.lab.processes import Processes, one_for_each_core, processes
 from alignedserve.lab.reports import plots
@@ -63,15 +63,13 @@ def run(asked: WhatIsPlanned) -> int:
     families = [family for offer in _offers(asked) for family in _families(asked, common, offer)]
     fresh = range(asked.seed + 1, asked.seed + 1 + _FRESH)
     search = Search(families, promise, asked.workers, asked.seed, fresh)
-    loads, is_interrupted = list[LoadPoint](), False
+    loads, is_interrupted = list[tuple[float, Outcome]](), False
     jobs = asked.jobs or one_for_each_core()
     with processes(jobs) as started:
         simulations = _Simulations(common, workload, promise, started, jobs, search.num_left)
         names = ", ".join(dict.fromkeys(family.offer.device for family in families))
-        _say(
-            f"plan: tries 1 to {asked.workers} workers of {names}, in about {search.num_left()} simulations;"
-            " Ctrl-C shows what is found until then"
-        )
+        about_them = f"1 to {asked.workers} workers of {names}, in about {search.num_left()} simulations"
+        print(f"plan: tries {about_them}; Ctrl-C shows what is found until then", file=sys.stderr, flush=True)
         try:
             _carry_out(search, simulations)
             loads = _loads(search, workload, simulations) if asked.plot is not None else []
@@ -254,10 +252,6 @@ def _on(common: SimulationTrial, deployment: PlannedDeployment) -> SimulationTri
     return replace(common, cluster=str(deployment.topology), profile=deployment.offer.device)
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _carry_out(search: Search, simulations: _Simulations) -> None:
     while trials := search.wanted():
         best = search.answer
@@ -266,14 +260,14 @@ def _carry_out(search: Search, simulations: _Simulations) -> None:
             search.hear(trial, outcome)
 
 
-def _loads(search: Search, workload: Mixture, simulations: _Simulations) -> list[LoadPoint]:
-    """Return how the answer does at other loads; nothing for workloads that have no rate."""
+def _loads(search: Search, workload: Mixture, simulations: _Simulations) -> list[tuple[float, Outcome]]:
+    """Return how the answer does at other arrivals in a second; nothing for workloads that have no rate."""
     if search.answer is None or not workload.rate:
         return []
     trials = [PlanTrial(search.answer, search.seed, is_whole=True, load=load) for load in _LOADS]
     outcomes = {trial.load: outcome for trial, outcome in simulations.outcomes(trials, "other loads")}
     outcomes[1.0] = search.found[search.answer][search.fresh[0]]
-    return [LoadPoint(load * workload.rate, outcomes[load]) for load in sorted(outcomes)]
+    return [(load * workload.rate, outcomes[load]) for load in sorted(outcomes)]
 
 
 # --- What is written

@@ -34,14 +34,6 @@ _FORMAT = 1
 _TITLES = ("an hour", "chats", "documents", "tokens/s")
 
 
-@dataclass(frozen=True, slots=True)
-class LoadPoint:
-    """The answer under another load."""
-
-    rate: float  # arrivals in a second
-    outcome: Outcome
-
-
 @dataclass(frozen=True)
 class Plan:
     """A search that has ended, or that was interrupted."""
@@ -52,12 +44,8 @@ class Plan:
     question: Mapping[str, Any]  # as the user asked it
     took_s: float
     is_interrupted: bool = False
-    loads: Sequence[LoadPoint] = field(default_factory=tuple)
+    loads: Sequence[tuple[float, Outcome]] = field(default_factory=tuple)  # the answer at other arrivals in a second
     notes: Sequence[str] = field(default_factory=tuple)  # for the reader
-
-    @property
-    def num_trials(self) -> int:
-        return sum(map(len, self.search.found.values()))
 
 
 # --- Text
@@ -69,13 +57,13 @@ def plan_text(plan: Plan) -> str:
         title = f"check, seeds {', '.join(map(str, plan.search.fresh))}"
         parts.append(table([[title, *_TITLES, "found"], *_check_rows(plan)]))
     if plan.loads:
-        rows = [[f"{point.rate:.3g}/s", *_kept([point.outcome])] for point in plan.loads]
+        rows = [[f"{rate:.3g}/s", *_kept([outcome])] for rate, outcome in plan.loads]
         parts.append(table([["the answer at", *_TITLES[1:]], *rows]))
     return "\n\n".join([*parts, *plan.notes]) + "\n"
 
 
 def _headline(plan: Plan) -> str:
-    took = f"{plan.num_trials} simulations, {plan.took_s:.0f} s"
+    took = f"{sum(map(len, plan.search.found.values()))} simulations, {plan.took_s:.0f} s"
     answer = plan.search.answer
     if answer is not None:
         state = "" if plan.search.is_checked else ", not checked: interrupted"
@@ -163,7 +151,7 @@ def plan_document(plan: Plan) -> str:
         "answer": None if answer is None else _deployment_tree(plan, answer),
         "families": [_family_tree(plan, family) for family in search.families],
         "deployments": [_deployment_tree(plan, deployment) for deployment in search.found],
-        "loads": [{"rate": point.rate, **_outcome_tree(point.outcome)} for point in plan.loads],
+        "loads": [{"rate": rate, **_outcome_tree(outcome)} for rate, outcome in plan.loads],
     }
     return json.dumps(tree, indent=1, allow_nan=False) + "\n"
 
@@ -233,7 +221,7 @@ def _draw_family(family: DeploymentFamily, found: Mapping[int, list[Outcome]], c
 
 def _draw_loads(plan: Plan, axis: Axes) -> None:
     for service in ServiceClass:
-        points = [(point.rate, total([point.outcome], service).attainment) for point in plan.loads]
+        points = [(rate, total([outcome], service).attainment) for rate, outcome in plan.loads]
         if any(isfinite(kept) for _, kept in points):
             axis.plot(*zip(*points, strict=True), marker="o", label=NAMES[service])
             axis.axhline(plan.promise.least(service), color="#888888", linestyle=":", linewidth=1)

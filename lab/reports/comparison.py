@@ -7,8 +7,8 @@ the highest measured rate attains, it is a lower bound. If no measured rate atta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from alignedserve.lab.reports.figure_rows import COMPARED, Better, FigureRow
@@ -33,44 +33,38 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class ComparisonLine:
-    row: FigureRow
-    cells: tuple[Cell, ...]  # one cell for each preset
-
-
-@dataclass(frozen=True, slots=True)
 class ComparedPresets:
     presets: tuple[str, ...]
     seeds: tuple[int, ...]
-    lines: tuple[ComparisonLine, ...]
+    rows: Mapping[FigureRow, Mapping[str, Cell]]  # with a cell for each preset
 
 
 def compare(runs: Sequence[TrialRun]) -> ComparedPresets:
     """Compare runs that differ only in preset and seed."""
     columns = by_preset(runs)
-    seeds = tuple(sorted({run.trial.seed for run in runs}))
-    return ComparedPresets(tuple(columns), seeds, tuple(_line(row, list(columns.values())) for row in COMPARED))
+    seeds, rows = tuple(sorted({run.trial.seed for run in runs})), dict[FigureRow, Mapping[str, Cell]]()
+    for row in COMPARED:
+        values = {preset: [run.figures.at(row.path) for run in column] for preset, column in columns.items()}
+        rows[row] = _marked({preset: Cell.from_values(found) for preset, found in values.items()}, row.better)
+    return ComparedPresets(tuple(columns), seeds, rows)
 
 
-def _line(row: FigureRow, columns: Sequence[Sequence[TrialRun]]) -> ComparisonLine:
-    return ComparisonLine(
-        row, _marked([Cell.from_values([run.figures.at(row.path) for run in column]) for column in columns], row.better)
-    )
-
-
-def _marked(cells: Sequence[Cell], better: Better) -> tuple[Cell, ...]:
+def _marked(cells: Mapping[str, Cell], better: Better) -> Mapping[str, Cell]:
     """Mark the best cells. Mark none if all means are equal."""
-    means = [cell.mean for cell in cells if cell.mean == cell.mean]
+    means = [cell.mean for cell in cells.values() if cell.mean == cell.mean]
     if len(set(means)) < 2:
-        return tuple(cells)
+        return cells
     best = max(means) if better is Better.HIGHER else min(means)
-    return tuple(Cell(cell.mean, cell.half_range, cell.mean == best) for cell in cells)
+    return {preset: replace(cell, is_best=cell.mean == best) for preset, cell in cells.items()}
 
 
 def comparison_table(comparison: ComparedPresets) -> list[list[str]]:
     """Return the rows of the table as text, titles first, without figures that no preset has."""
-    lines = [line for line in comparison.lines if any(cell.mean == cell.mean for cell in line.cells)]
-    shown = [[line.row.label, *(_shown(line.row, cell) for cell in line.cells)] for line in lines]
+    shown = [
+        [row.label, *(_shown(row, cell) for cell in cells.values())]
+        for row, cells in comparison.rows.items()
+        if any(cell.mean == cell.mean for cell in cells.values())
+    ]
     return [["", *(f"{preset}  " for preset in comparison.presets)], *shown]
 
 
@@ -83,10 +77,8 @@ def comparison_tree(comparison: ComparedPresets) -> dict[str, Any]:
         "presets": list(comparison.presets),
         "seeds": list(comparison.seeds),
         "figures": {
-            line.row.path: {
-                preset: figure_tree(cell) for preset, cell in zip(comparison.presets, line.cells, strict=True)
-            }
-            for line in comparison.lines
+            row.path: {preset: figure_tree(cell) for preset, cell in cells.items()}
+            for row, cells in comparison.rows.items()
         },
     }
 

@@ -44,12 +44,6 @@ class FigureRow:
             yield replace(self, label=f"{self.label} {part}", path=f"{self.path}.{part}", is_distribution=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    title: str
-    rows: tuple[FigureRow, ...]
-
-
 _UNITS = {
     "number": Unit.NUMBER, "share": Unit.SHARE, "rate": Unit.PER_SECOND, "s": Unit.SECONDS, "ms": Unit.MILLISECONDS
 }  # fmt: skip
@@ -143,11 +137,11 @@ The simulator
 """
 
 
-def _read(table: str) -> Iterator[Section]:
-    """Yield the sections of a table; a row goes on in lines that are indented further."""
+def _read(table: str) -> Iterator[tuple[str, tuple[FigureRow, ...]]]:
+    """Yield the title and the rows of each section; a row goes on in lines that are indented further."""
     for title, lines in re.findall(r"^(\S.*)\n((?: .*\n)+)", table, re.MULTILINE):
         rows = re.split(r"\n    (?! )", f"\n{lines.rstrip()}")[1:]
-        yield Section(title, tuple(_row(*" ".join(row.split()).split(" | ", 3)) for row in rows))
+        yield title, tuple(_row(*" ".join(row.split()).split(" | ", 3)) for row in rows)
 
 
 def _row(label: str, path: str, kind: str, about: str) -> FigureRow:
@@ -157,7 +151,7 @@ def _row(label: str, path: str, kind: str, about: str) -> FigureRow:
     return FigureRow(label, path, _UNITS[unit], about, better, ("p50", "p99") if is_each else (), is_each)
 
 
-SECTIONS = tuple(_read(_TABLE))
-ROWS = tuple(row for section in SECTIONS for row in section.rows)
+SECTIONS = dict(_read(_TABLE))
+ROWS = tuple(row for rows in SECTIONS.values() for row in rows)
 NUMBERS = tuple(number for row in ROWS for number in row.numbers(_PARTS))
 COMPARED = tuple(number for row in ROWS if row.better is not Better.NEITHER for number in row.numbers(row.compared))

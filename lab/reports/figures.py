@@ -60,6 +60,7 @@ class RunFigures:
     def from_record(cls, record: RunRecord) -> RunFigures:
         rt, be = (requests_of_class(record.requests, service) for service in ServiceClass)
         requests, workers = RequestFigures.from_requests(record.requests), worker_figures(record)
+        asked = sum(request.num_prompt for request in record.requests if request.token_at)
         return cls(
             duration_s=record.duration_s,
             tokens_per_s=ratio(requests.output_tokens, record.duration_s),
@@ -70,7 +71,7 @@ class RunFigures:
             copies=copy_figures(record.copies),
             pool=_pool(record.pool),
             mean_step_share=mean([worker.step_share for worker in workers]),
-            prompts_computed=_prompts_computed(record),
+            prompts_computed=ratio(sum(step.shape.chunk_tokens for step in record.steps), asked),
             workers=workers,
             papers=paper_figures(record),
             speed=_speed(record),
@@ -121,11 +122,6 @@ def _speed(record: RunRecord) -> Figures:
     wall_s = record.wall_s
     simulated, steps = ratio(record.duration_s, wall_s), ratio(len(record.steps), wall_s)
     return Figures(wall_s=wall_s, simulated_s_per_wall_s=simulated, steps_per_wall_s=steps)
-
-
-def _prompts_computed(record: RunRecord) -> float:
-    asked = sum(request.num_prompt for request in record.requests if request.token_at)
-    return ratio(sum(step.shape.chunk_tokens for step in record.steps), asked)
 
 
 def figure_tree(figures: Any) -> Any:

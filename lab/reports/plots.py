@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import accumulate, groupby
 from math import isfinite
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from alignedserve.core import ServiceClass
 from alignedserve.cost.model import Kind
 from alignedserve.errors import SimulateError
-from alignedserve.lab.reports.comparison import MARKS, ComparedPresets, ComparisonLine, Sweep, compare, sweeps
-from alignedserve.lab.reports.step_figures import is_predicted, steps_of_kind
+from alignedserve.lab.reports.comparison import MARKS, Cell, Sweep, compare, sweeps
+from alignedserve.lab.reports.figure_rows import FigureRow
+from alignedserve.lab.reports.step_figures import is_predicted
 from alignedserve.lab.reports.trial import TrialRun
 from alignedserve.loads.figures.plotting import KIND_COLOURS, new_figure, save_figure
 from alignedserve.loads.figures.request_figures import attains, gaps_s, requests_of_class, ttft_s
@@ -103,7 +104,8 @@ def attainment_over_time(record: RunRecord) -> list[tuple[float, float]]:
 
 
 def _load(record: RunRecord, axis: Axes) -> None:
-    for label, changes in (("waiting", _waits(record)), ("running", _runs(record))):
+    spans = [(request.token_at[0], _end(record, request)) for request in record.requests if request.token_at]
+    for label, changes in (("waiting", _waits(record)), ("running", _changes(record, spans))):
         points = over_time(changes)
         axis.step([at for at, _ in points], [count for _, count in points], where="post", label=label)
     label_axis(axis, "waiting for a first token; running", "seconds", "requests")
@@ -128,11 +130,6 @@ def _waits(record: RunRecord) -> list[Change]:
     return _changes(record, spans)
 
 
-def _runs(record: RunRecord) -> list[Change]:
-    spans = [(request.token_at[0], _end(record, request)) for request in record.requests if request.token_at]
-    return _changes(record, spans)
-
-
 def _changes(record: RunRecord, spans: Iterable[tuple[float, float]]) -> list[Change]:
     return [change for start, end in spans for change in ((start - record.began_at, 1), (end - record.began_at, -1))]
 
@@ -143,7 +140,7 @@ def _end(record: RunRecord, request: RequestRecord) -> float:
 
 def _step_times(record: RunRecord, axis: Axes) -> None:
     for kind in Kind:
-        steps = [step for step in steps_of_kind(record.steps, kind) if is_predicted(step)]
+        steps = [step for step in record.steps if step.shape.kind is kind and is_predicted(step)]
         steps = steps[:: len(steps) // MOST_DOTS + 1]
         if steps:
             true, predicted = [step.seconds * 1e3 for step in steps], [step.predicted_s * 1e3 for step in steps]
@@ -176,19 +173,19 @@ def plot_comparison(runs: Sequence[TrialRun], path: Path) -> None:
     rate = runs[0].trial.rate
     at = "" if rate is None else f"{rate:g}/s, "
     _title(figure, f"{runs[0].trial.setting}\n{at}{_seeds(comparison.seeds)}")
-    lines = {line.row.path: line for line in comparison.lines}
+    rows = {row.path: (row, cells) for row, cells in comparison.rows.items()}
     for name, axis in zip(_SHOWN, figure.subplots(2, 4).flat, strict=True):
-        _bars(comparison, lines[name], axis)
+        _bars(*rows[name], axis)
     save_figure(figure, path)
 
 
-def _bars(comparison: ComparedPresets, line: ComparisonLine, axis: Axes) -> None:
-    found = [(preset, cell) for preset, cell in zip(comparison.presets, line.cells, strict=True) if isfinite(cell.mean)]
-    factor, suffix = line.row.unit.value
+def _bars(row: FigureRow, cells: Mapping[str, Cell], axis: Axes) -> None:
+    found = [(preset, cell) for preset, cell in cells.items() if isfinite(cell.mean)]
+    factor, suffix = row.unit.value
     for preset, cell in found:
         strength = 0.9 if cell.is_best else 0.5
         axis.bar(preset, cell.mean * factor, yerr=cell.half_range * factor, capsize=4, alpha=strength)
-    label_axis(axis, line.row.label, "", suffix.strip())
+    label_axis(axis, row.label, "", suffix.strip())
     axis.set_ylim(bottom=0, top=None if any(cell.mean for _, cell in found) else 1)
     axis.tick_params(axis="x", rotation=30)
 

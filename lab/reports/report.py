@@ -15,7 +15,7 @@ from alignedserve.lab.reports.comparison import (
     sweep_tree,
     sweeps,
 )
-from alignedserve.lab.reports.figure_rows import NUMBERS, ROWS, SECTIONS, Section
+from alignedserve.lab.reports.figure_rows import NUMBERS, ROWS, SECTIONS
 from alignedserve.lab.reports.figures import RunFigures, figure_tree
 from alignedserve.lab.reports.trial import SimulationTrial, TrialRun, by_rate
 from alignedserve.loads.figures.tables import REQUEST_TITLES, Unit, csv_text, request_row, table
@@ -30,7 +30,7 @@ _LABEL_WIDTH = max(len(row.label) for row in ROWS)
 
 def summary(run: TrialRun) -> str:
     """Return the summary of a run, without figures that have no data."""
-    parts = [run.trial.title, *(text for section in SECTIONS if (text := _section(section, run.figures)))]
+    parts = [run.trial.title, *(text for title in SECTIONS if (text := _section(title, run.figures)))]
     return "\n\n".join([*parts, _workers(run.figures), *_notes([run])]) + "\n"
 
 
@@ -40,10 +40,10 @@ def _notes(runs: Sequence[TrialRun]) -> list[str]:
     return ["\n".join(["Notes", *lines])] if lines else []
 
 
-def _section(section: Section, figures: RunFigures) -> str:
-    shown = [(row.label, row.show(figures)) for row in section.rows]
+def _section(title: str, figures: RunFigures) -> str:
+    shown = [(row.label, row.show(figures)) for row in SECTIONS[title]]
     lines = [f"  {label:{_LABEL_WIDTH}}  {text}" for label, text in shown if text.split()[:2] not in _NOTHING]
-    return "\n".join([section.title, *lines]) if lines else ""
+    return "\n".join([title, *lines]) if lines else ""
 
 
 _NOTHING = (["-"], ["mean", "-"])

@@ -22,10 +22,6 @@ def is_predicted(step: StepRecord) -> bool:
     return isfinite(step.predicted_s) and step.seconds > 0
 
 
-def steps_of_kind(steps: Iterable[StepRecord], kind: Kind) -> list[StepRecord]:
-    return [step for step in steps if step.shape.kind is kind]
-
-
 def step_figures(steps: Sequence[StepRecord]) -> Figures:
     kinds = Counter(step.shape.kind for step in steps)
     return Figures(

@@ -84,14 +84,14 @@ def test_columns_are_aligned() -> None:
 def test_a_comparison_is_means_over_the_seeds_with_half_their_range() -> None:
     found = compare(THREE_SEEDS)
     assert (found.presets, found.seeds) == (("a", "b"), (1, 2, 3))
-    (line,) = [line for line in found.lines if line.row.path == "rt.attainment"]
-    assert line.cells == (Cell(0.75, 0.25), Cell(1.0, 0.0, is_best=True))
+    (cells,) = [cells for row, cells in found.rows.items() if row.path == "rt.attainment"]
+    assert cells == {"a": Cell(0.75, 0.25), "b": Cell(1.0, 0.0, is_best=True)}
 
 
 def test_where_all_are_equal_none_is_best_and_lower_may_be_better() -> None:
-    lines = {line.row.path: line for line in compare(THREE_SEEDS).lines}
-    assert not any(cell.is_best for cell in lines["requests.refused"].cells)
-    assert [cell.is_best for cell in lines["rt.ttft_s.p99"].cells] == [False, True]
+    found = {row.path: [cell.is_best for cell in cells.values()] for row, cells in compare(THREE_SEEDS).rows.items()}
+    assert not any(found["requests.refused"])
+    assert found["rt.ttft_s.p99"] == [False, True]
 
 
 def test_a_comparison_as_text() -> None:
