@@ -39,12 +39,8 @@ class Extents:
     kv: int = 1
     kv_int8: int = 0
 
-    @cached_property
-    def _per_extent(self) -> tuple[int, ...]:
-        return 0, self.kv, self.kv_int8
-
     def per_extent(self, kind: PageKind) -> int:
-        return self._per_extent[kind]
+        return (0, self.kv, self.kv_int8)[kind]
 
     @cached_property
     def kinds(self) -> tuple[PageKind, ...]:
@@ -99,12 +95,8 @@ class PageBytes:
     kv: int = 0
     kv_int8: int = 0
 
-    @cached_property
-    def _of(self) -> tuple[int, ...]:
-        return 0, self.kv, self.kv_int8
-
     def payload(self, kind: PageKind) -> int:
-        return self._of[kind]
+        return (0, self.kv, self.kv_int8)[kind]
 
     def stride(self, kind: PageKind) -> int:
         """Return the distance of two payloads in an extent; KV begins at pages of memory."""

@@ -181,10 +181,6 @@ def expand(network: Any, folder: Path, dtype: torch.dtype) -> None:
     plain.save_pretrained(folder)
 
 
-def _exact(_: str, model: ReferenceModel) -> ModelForm:
-    return ModelForm(model.plain, model.exact, EXACT, torch.float32)
-
-
 def _narrow(dtype: torch.dtype, _: str, model: ReferenceModel) -> ModelForm:
     return ModelForm(model.plain, model.exact, OF_TRANSFORMERS * model.rounded.mean, dtype)
 
@@ -195,14 +191,6 @@ def _quantised(quantization: Quantization, _: str, model: ReferenceModel) -> Mod
     in_fp32 = ModelForm(model.plain, Tensor(), None, torch.float32, quantization, squares=squares)
     exact = in_fp32.logits(Reference(), model.tokens)
     return ModelForm(model.plain, exact, quantization=quantization, original=model.exact, squares=squares)
-
-
-def _kv(_: str, model: ReferenceModel) -> ModelForm:
-    return ModelForm(model.plain, model.exact, kv_dtype=KvDtype.INT8)
-
-
-def _as_it_is(_: str, model: ReferenceModel) -> ModelForm:
-    return ModelForm(model.resolved, logits_of(model.network, model.tokens))
 
 
 def _gguf(kind: Kind, _: str, model: ReferenceModel) -> ModelForm:
@@ -216,13 +204,13 @@ def _stored(name: str, model: ReferenceModel) -> ModelForm:
 
 
 FORMS: dict[str, Callable[[str, ReferenceModel], ModelForm]] = {
-    "fp32": _exact,
+    "fp32": lambda _, model: ModelForm(model.plain, model.exact, EXACT, torch.float32),
     "fp16": partial(_narrow, torch.float16),
     "bf16": partial(_narrow, torch.bfloat16),
-    "KV int8": _kv,
+    "KV int8": lambda _, model: ModelForm(model.plain, model.exact, kv_dtype=KvDtype.INT8),
     "int8": partial(_quantised, Quantization.INT8),
     "int4": partial(_quantised, Quantization.INT4),
-    PUBLISHED_FILE: _as_it_is,
+    PUBLISHED_FILE: lambda _, model: ModelForm(model.resolved, logits_of(model.network, model.tokens)),
     **{f"GGUF {kind.name}": partial(_gguf, kind) for kind in (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1)},
     **dict.fromkeys(PUBLISHED, _stored),
 }

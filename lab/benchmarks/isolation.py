@@ -18,7 +18,7 @@ without documents: they do not cause every miss there.
 `--seconds` is the length of each run; simulated runs of several seeds count as one. BE tokens count over a
 whole run, as other servers' clients count them; while chats come, they count from the end of the run's first third: by
 then the first documents have their prompts behind them. With `--hog` another tenant takes half of the memory bandwidth
-(common/hog.py). `alignedserve bench --batch` has documents as lines of a batch.
+(HoggedTruth). `alignedserve bench --batch` has documents as lines of a batch.
 
 Each of `--presets` runs on a deployment of its own, one after the other, simulated ones too. With `--peer-python`, a
 Python that has vLLM's CPU build, vLLM's server is measured after ours, on the same model, with documents behind chats
@@ -34,23 +34,26 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
 from tempfile import TemporaryDirectory
+from time import perf_counter, sleep
+
+import numpy as np
 
 from alignedserve.bench.wording import IdWording
-from alignedserve.core import Request, ServiceClass
+from alignedserve.core import Request, ServiceClass, StepPlan
 from alignedserve.cost import profile as cost_profile
-from alignedserve.cost.model import Uncertainty
-from alignedserve.lab.benchmarks.common.hog import HoggedTruth, copy_for_ever
+from alignedserve.cost.model import CostModel, Uncertainty
 from alignedserve.lab.benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
 from alignedserve.lab.benchmarks.common.models import llama160m
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
 from alignedserve.lab.benchmarks.common.serving import ask, beside, played, serve, serve_vllm
 from alignedserve.lab.benchmarks.common.simulating import record_of, recorded, save_load
+from alignedserve.lab.devices.hardware import ProfileTruth
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import device_of, settings_of
 from alignedserve.loads.figures.request_figures import attains_p99, finished, gaps_s, requests_of_class, ttft_s
@@ -146,6 +149,56 @@ class ChatLoad:
         if has_documents:
             streams.append({**DOCUMENT, **IN_FLIGHT, "in_flight": self.documents})
         return ChatRuns(self.play(save_load(self.file, self.seconds, *streams)), self.seconds)
+
+
+# --- Another tenant
+
+
+READING, COMPUTING = 2.0, 1.1  # times as long during a spell
+SPELL_S = 4.0
+_BYTES, _MEASURED_S, _SHARE = 64 << 20, 0.5, 0.5
+
+
+@dataclass(eq=False)
+class HoggedTruth(ProfileTruth):
+    """A profiled device, of whose memory bandwidth a tenant takes half in spells.
+
+    What steps read takes twice as long during a spell, and what they compute a tenth longer; spells and the times
+    between them last four seconds on average."""
+
+    model: CostModel
+    seed: int
+    now: Callable[[], float]
+    _turns_at: list[float] = field(default_factory=lambda: [0.0])  # a spell ends, begins, ends, ...
+
+    def __post_init__(self) -> None:
+        super().__init__(self.model, self.seed)
+        slowed = {kind: one.scaled(READING, COMPUTING) for kind, one in self.model.coefficients.items()}
+        self._hogged = ProfileTruth(replace(self.model, coefficients=slowed), self.seed)
+        self._chance = Random(self.seed)
+
+    def seconds(self, plan: StepPlan) -> float:
+        return self._hogged.seconds(plan) if self.is_in_spell() else super().seconds(plan)
+
+    def is_in_spell(self) -> bool:
+        while self._turns_at[-1] <= self.now():
+            self._turns_at.append(self._turns_at[-1] + self._chance.expovariate(1 / SPELL_S))
+        return len(self._turns_at) % 2 == 1
+
+
+def copy_for_ever() -> None:
+    """Copy memory at half of the rate at which this machine copies. It takes some of the processors' time too, which a
+    neighbour in another virtual machine would not."""
+    memory, copy = (np.ones(_BYTES, np.uint8) for _ in range(2))
+    began, copies = perf_counter(), 0
+    while perf_counter() < began + _MEASURED_S:
+        np.copyto(copy, memory)
+        copies += 1
+    each_s = (perf_counter() - began) / copies
+    while True:
+        ends_at = perf_counter() + each_s / _SHARE
+        np.copyto(copy, memory)
+        sleep(max(0.0, ends_at - perf_counter()))
 
 
 # --- Where it is played

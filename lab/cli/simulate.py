@@ -133,17 +133,13 @@ def _folder(path: Path | None) -> Iterator[None]:
     missing = [folder for folder in (path, *path.parents) if not os.path.exists(folder)] if path else []
     try:
         if path is not None:
-            _make(path)
+            with file_errors(SimulateError, f"--out {path}", "made"):
+                path.mkdir(parents=True, exist_ok=True)
         yield
     finally:
         for folder in missing:
             with suppress(OSError):  # it is not empty
                 folder.rmdir()
-
-
-def _make(path: Path) -> None:
-    with file_errors(SimulateError, f"--out {path}", "made"):
-        path.mkdir(parents=True, exist_ok=True)
 
 
 # --- What is written

@@ -84,7 +84,9 @@ def settings_of(trial: SimulationTrial, given: GivenObjects = NOTHING_GIVEN) -> 
         raise SimulateError(f"--transport direct is from prefill to decode workers: --cluster {topology} has none")
     policy, limits = _policy_of(trial, config), _limits(trial, device, config)
     workload = workload_of(trial, given.workload)
-    _check_foresight(workload, policy)
+    has_effect = policy.predictor is Predictor.ORACLE
+    if not has_effect and any(stream.foresight != Foresight() for stream in workload.streams):
+        raise SimulateError(f"--workload: predicted has no effect without --set {_PREDICTOR}=oracle")
     if policy.block_use.keeps_hidden and not device.truth.hidden_token_s():
         raise SimulateError(f"schedule.cache hybrid: the model of {device.name} keeps no hidden vectors: set it to kv")
     longest = min(_LONGEST, device.kv_tokens)
@@ -183,12 +185,6 @@ def check_rates(common: SimulationTrial, rates: Sequence[float]) -> None:
     """Refuse rates beside a rate in the workload's words."""
     if rates and (said := rate_of(common.workload or "")):
         raise SimulateError(f"--rates takes the place of {said} in --workload: leave one of them out")
-
-
-def _check_foresight(workload: Mixture, policy: Policy) -> None:
-    has_effect = policy.predictor is Predictor.ORACLE
-    if not has_effect and any(stream.foresight != Foresight() for stream in workload.streams):
-        raise SimulateError(f"--workload: predicted has no effect without --set {_PREDICTOR}=oracle")
 
 
 def parse_cluster(text: str) -> Topology:

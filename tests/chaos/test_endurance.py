@@ -6,8 +6,7 @@ from random import Random
 
 import pytest
 
-from alignedserve.lab.benchmarks.common.slopes import slope
-from alignedserve.lab.benchmarks.endurance import slopes, table
+from alignedserve.lab.benchmarks.endurance import slope, slopes, table
 
 
 def noisy(level: float, growth: float, seed: int, count: int = 60) -> list[tuple[float, float]]:

@@ -11,7 +11,7 @@ from alignedserve.core import NO_KV, Decode, Sampling, StepPlan
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Route, Shape, Uncertainty, shape_of
 from alignedserve.forms.orders import CompressPage
 from alignedserve.forms.rules import Compression
-from alignedserve.lab.benchmarks.common.hog import HoggedTruth
+from alignedserve.lab.benchmarks.isolation import HoggedTruth
 from alignedserve.lab.devices.gpu_truth import names
 from alignedserve.lab.devices.hardware import ProfileTruth, from_gpu
 from alignedserve.protocol.commands import CopyIn

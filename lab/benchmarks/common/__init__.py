@@ -1,7 +1,6 @@
 """What several benchmarks use, and the parts of the large ones.
 
 gpu_shapes.py    the command line of a GPU's benchmarks, their models, and how work on a GPU is timed
-hog.py           a tenant that takes half of the memory bandwidth, real and simulated
 machines.py      workers whose steps were measured, as profiles for the simulator
 mixed_load.py    all kinds of clients at once
 models.py        random weights of usual sizes
@@ -9,6 +8,5 @@ one_pass.py      a model as the engine runs it: all logits of a text in one pass
 report.py        command lines and JSON lines
 serving.py       deployments: started, loads that are played on them, and their processes
 simulating.py    simulated runs, where each must end without a problem
-slopes.py        whether a figure grows with time
 vllm_steps.py    steps of vLLM's engine, in a Python of its own
 """
