@@ -7,7 +7,6 @@ entry, with the mean of the recent outputs. The oldest entry makes room for a ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
@@ -21,14 +20,6 @@ MOST_SEEN = 16  # outputs in the mean of a prompt: older ones fade
 _FIRST_ROWS = 1024
 _TOGETHER = 64  # prompts that are compared with the whole past at a time
 MOST_EXACT = 1 << 24  # float32 holds integers below this exactly
-
-
-@dataclass(frozen=True)
-class Similar:
-    """The entries most similar to each prompt, best first; -1 where there are fewer."""
-
-    entries: Ints  # [asked, k]
-    similarity: Floats  # cosine, [asked, k]
 
 
 class PastPrompts:
@@ -101,8 +92,10 @@ class PastPrompts:
         for name in ("_vectors", "_norms", "num_prompt", "num_seen", "total", "last", "serial"):
             setattr(self, name, _longer(getattr(self, name), rows))
 
-    def similar(self, asked: NDArray[np.int8], k: int) -> Similar:
-        """Return the k entries most similar to each prompt, by brute force: some milliseconds for the largest past."""
+    def similar(self, asked: NDArray[np.int8], k: int) -> tuple[Ints, Floats]:
+        """Return the k entries most similar to each prompt, best first, and their cosines; -1 where there are fewer.
+
+        This is by brute force: some milliseconds for the largest past."""
         norms = np.sqrt(np.maximum(1, (asked.astype(np.int64) ** 2).sum(axis=1)))
         entries, best = np.full((len(asked), k), -1), np.zeros((len(asked), k))
         for start in range(0, len(asked), _TOGETHER):
@@ -111,7 +104,7 @@ class PastPrompts:
                 similarity = product / (norms[row] * self._norms[: len(self)])
                 chosen = _best(similarity, k)
                 entries[row, : len(chosen)], best[row, : len(chosen)] = chosen, similarity[chosen]
-        return Similar(entries, best)
+        return entries, best
 
     def in_order(self) -> Ints:
         """Return all entries, the oldest first."""

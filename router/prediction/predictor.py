@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from alignedserve.core import Estimate, Sketch
 from alignedserve.machine.whole_file import whole_file
 from alignedserve.router.prediction.calibration import WINDOW, Calibration, Opinions, RecentOutputs, whole
-from alignedserve.router.prediction.neighbours import CAPACITY, Floats, Ints, PastPrompts, Similar
+from alignedserve.router.prediction.neighbours import CAPACITY, Floats, Ints, PastPrompts
 from alignedserve.router.prediction.ridge import Ridge, log_of
 from alignedserve.scheduling.sketch import DIMENSIONS
 
@@ -74,9 +74,9 @@ class LengthModel:
         return [_estimate(*estimate) for estimate in zip(means, self.calibration.uppers(means), strict=True)]
 
     def opinions(self, vectors: Vectors, num_prompts: Ints) -> Opinions:
-        similar = self.past.similar(vectors, NEAREST)
+        entries, similarity = self.past.similar(vectors, NEAREST)
         by_ridge = self._ridge.lengths(self.inputs(vectors, num_prompts))
-        return Opinions(similar.similarity, _by_past(self.past, similar), by_ridge)
+        return Opinions(similarity, _by_past(self.past, entries, similarity), by_ridge)
 
     def inputs(self, vectors: NDArray[np.int8] | NDArray[np.float32], num_prompts: Ints) -> Floats:
         """Return the vectors scaled to one length, each with the logarithm of the prompt's length."""
@@ -171,15 +171,15 @@ def num_older(num_kept: int) -> int:
     return max(num_kept // 2, num_kept - WINDOW)
 
 
-def _by_past(past: PastPrompts, similar: Similar) -> Floats:
+def _by_past(past: PastPrompts, entries: Ints, similarity: Floats) -> Floats:
     """Return the mean output of the nearest entry, of the two nearest, and so on.
 
     The weight is the fourth power of the similarity, since a very similar prompt tells more than all others together,
     times the number of the entry's outputs.
     """
-    square = similar.similarity * similar.similarity
-    weights = np.where(similar.entries >= 0, square * square * past.num_seen[similar.entries], 0.0)
-    means = past.means_of(np.maximum(0, similar.entries)) if len(past) else np.zeros(weights.shape)
+    square = similarity * similarity
+    weights = np.where(entries >= 0, square * square * past.num_seen[entries], 0.0)
+    means = past.means_of(np.maximum(0, entries)) if len(past) else np.zeros(weights.shape)
     sums = np.cumsum(weights, axis=1)
     return np.asarray(np.cumsum(weights * means, axis=1) / np.where(sums > 0, sums, 1.0))
 

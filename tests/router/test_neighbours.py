@@ -31,13 +31,13 @@ def test_the_most_similar_of_all(vectors: list[list[int]], asked: list[list[int]
     for numbers in vectors:
         past.add(vector(*numbers), 1, 1)
     known = [list(map(int, row)) for row in past.vectors]
-    found = past.similar(np.array(asked, dtype=np.int8), k)
+    found, similarity = past.similar(np.array(asked, dtype=np.int8), k)
     for row, numbers in enumerate(asked):
         best = sorted((squared(numbers, stored) for stored in known), reverse=True)[:k]
-        entries = [int(entry) for entry in found.entries[row] if entry >= 0]
+        entries = [int(entry) for entry in found[row] if entry >= 0]
         assert len(entries) == len(set(entries)) == min(k, len(known))
         assert sorted((squared(numbers, known[entry]) for entry in entries), reverse=True) == best
-        assert found.similarity[row, : len(entries)] == pytest.approx([float(square) ** 0.5 for square in best])
+        assert similarity[row, : len(entries)] == pytest.approx([float(square) ** 0.5 for square in best])
 
 
 def test_of_two_that_are_as_similar_the_older_comes_first() -> None:
@@ -45,7 +45,7 @@ def test_of_two_that_are_as_similar_the_older_comes_first() -> None:
         past = PastPrompts(4)
         for at in range(4):
             past.add(vector(*(int(at == place) for place in range(4))), 1, at + 1)
-        assert past.similar(np.array([vector(1, 1, 1, 1)]), count).entries.tolist() == [list(range(count))]
+        assert past.similar(np.array([vector(1, 1, 1, 1)]), count)[0].tolist() == [list(range(count))]
 
 
 def test_equal_prompts_are_one_entry_with_the_mean_of_what_came_of_them() -> None:
