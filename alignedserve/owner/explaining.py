@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from alignedserve.core import WORKERS
-from alignedserve.explain.story import PartAnswer, Story, clock_lag_s, tell
+from alignedserve.explain.story import PartAnswer, clock_lag_s, tell
 from alignedserve.protocol.commands import Command, Send, SetTimer, TellStory
 from alignedserve.protocol.messages import ROUTER, AskDecisions, Decisions, Member
 
@@ -23,9 +23,6 @@ class _Question:
     asked_at: float
     silent: set[str]  # parts that have not answered
     answers: list[PartAnswer] = field(default_factory=list)
-
-    def story(self) -> Story:
-        return tell(self.request, self.answers, self.silent, self.asked_at)
 
 
 class Explanations:
@@ -55,5 +52,7 @@ class Explanations:
         return self._tell(int(timer.removeprefix(_TIMER)))
 
     def _tell(self, number: int) -> list[Command]:
-        question = self._open.pop(number, None)
-        return [] if question is None else [TellStory(number, question.story())]
+        asked = self._open.pop(number, None)
+        if asked is None:
+            return []
+        return [TellStory(number, tell(asked.request, asked.answers, asked.silent, asked.asked_at))]
