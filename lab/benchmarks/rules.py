@@ -24,14 +24,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 from unittest.mock import patch
 
 from alignedserve.core import ServiceClass
@@ -58,10 +58,8 @@ def always(value: object) -> Callable[[Function], Function]:
     return lambda _real: lambda *_args: value
 
 
-@dataclass(frozen=True)
-class SchedulingRule:
-    off: Callable[[Function], Function]  # from the rule's function makes that which says nothing
-    places: tuple[tuple[Any, str], ...]  # whose attribute it is; the same function in each
+# Whose attribute the rule's function is, its name, and what makes from it the function that says nothing.
+SchedulingRule: TypeAlias = tuple[Any, str, Callable[[Function], Function]]
 
 
 def one_pivot(at: StepContext) -> int:
@@ -70,29 +68,28 @@ def one_pivot(at: StepContext) -> int:
 
 
 RULES: Mapping[str, SchedulingRule] = {
-    "saturating documents": SchedulingRule(
-        lambda _real: lambda _self, step: step.budget, ((aligned.Aligned, "documents_budget"),)
-    ),
-    "after a slow step": SchedulingRule(lambda _real: lambda bound, *_: bound, ((aligned, "after_slow_step_s"),)),
-    "few gaps": SchedulingRule(always(False), ((aligned, "are_few_gaps"),)),
-    "gaps": SchedulingRule(always(False), ((aligned, "is_worth_gaps"),)),
-    "documents decode first": SchedulingRule(
+    "saturating documents": (aligned.Aligned, "documents_budget", lambda _real: lambda _self, step: step.budget),
+    "after a slow step": (aligned, "after_slow_step_s", lambda _real: lambda bound, *_: bound),
+    "few gaps": (aligned, "are_few_gaps", always(False)),
+    "gaps": (aligned, "is_worth_gaps", always(False)),
+    "documents decode first": (
+        aligned,
+        "first_decodes",
         lambda real: lambda *args: [running for running in real(*args) if running.promise.is_rt],
-        ((aligned, "first_decodes"),),
     ),
-    "documents leave": SchedulingRule(lambda _real: Scheduler.leaving, ((aligned.Aligned, "leaving"),)),
-    "budget": SchedulingRule(lambda _real: lambda at: at.room, ((aligned, "prompt_budget"),)),
-    "memory stays free": SchedulingRule(always(0), ((RecentNeed, "spare_blocks"),)),
-    "chats to come": SchedulingRule(always(inf), ((ArrivalForecast, "bound_s"),)),
-    "chats handed on": SchedulingRule(always(inf), ((ArrivalForecast, "joins_s"),)),
-    "near lengths": SchedulingRule(lambda _real: lambda _self, found, _view: found, ((NearLengths, "choose"),)),
-    "another key": SchedulingRule(always(inf), ((aligned, "unnoticed_s"),)),
-    "visitors": SchedulingRule(always(()), ((aligned, "visitors"),)),
-    "factor of four": SchedulingRule(lambda _real: one_pivot, ((aligned, "prompt_budget"),)),
-    "late decay": SchedulingRule(always(False), ((dues, "decays"),)),
-    "pages waited for": SchedulingRule(always(False), ((NextPages, "holds_up"),)),
-    "ageing": SchedulingRule(always(0), ((Level, "num_ages"),)),
-    "caution": SchedulingRule(lambda _real: lambda _self, bound_s, *_: bound_s, ((StepContext, "careful_s"),)),
+    "documents leave": (aligned.Aligned, "leaving", lambda _real: Scheduler.leaving),
+    "budget": (aligned, "prompt_budget", lambda _real: lambda at: at.room),
+    "memory stays free": (RecentNeed, "spare_blocks", always(0)),
+    "chats to come": (ArrivalForecast, "bound_s", always(inf)),
+    "chats handed on": (ArrivalForecast, "joins_s", always(inf)),
+    "near lengths": (NearLengths, "choose", lambda _real: lambda _self, found, _view: found),
+    "another key": (aligned, "unnoticed_s", always(inf)),
+    "visitors": (aligned, "visitors", always(())),
+    "factor of four": (aligned, "prompt_budget", lambda _real: one_pivot),
+    "late decay": (dues, "decays", always(False)),
+    "pages waited for": (NextPages, "holds_up", always(False)),
+    "ageing": (Level, "num_ages", always(0)),
+    "caution": (StepContext, "careful_s", lambda _real: lambda _self, bound_s, *_: bound_s),
 }
 
 DOCUMENTS = {
@@ -129,12 +126,9 @@ class RuleOutcome:
     said: frozenset[str] = frozenset()  # rules that had something to say
 
 
-@contextmanager
-def without(rule: SchedulingRule) -> Iterator[None]:
-    with ExitStack() as stack:
-        for owner, name in rule.places:
-            stack.enter_context(patch.object(owner, name, rule.off(getattr(owner, name))))
-        yield
+def without(rule: SchedulingRule) -> AbstractContextManager[Any]:
+    owner, attribute, off = rule
+    return patch.object(owner, attribute, off(getattr(owner, attribute)))
 
 
 @contextmanager
@@ -142,9 +136,7 @@ def heard(rules: Sequence[str]) -> Iterator[set[str]]:
     """Let all rules hold, and note those that have something to say."""
     said = set[str]()
 
-    def listening(name: str, real: Function) -> Function:
-        off = RULES[name].off(real)
-
+    def listening(name: str, real: Function, off: Function) -> Function:
         def listen(*args: Any) -> Any:
             found = real(*args)
             if name not in said and found != off(*args):
@@ -155,8 +147,9 @@ def heard(rules: Sequence[str]) -> Iterator[set[str]]:
 
     with ExitStack() as stack:
         for name in rules:
-            for owner, attribute in RULES[name].places:
-                stack.enter_context(patch.object(owner, attribute, listening(name, getattr(owner, attribute))))
+            owner, attribute, off = RULES[name]
+            real = getattr(owner, attribute)
+            stack.enter_context(patch.object(owner, attribute, listening(name, real, off(real))))
         yield said
 
 
