@@ -68,7 +68,7 @@ class JobRunnerSimulation(Simulation):
         self.users = JobUsers(self.world, settings.seed, jobs, self._end_job)
         self.clients.num_open += len(jobs)
         self._config = Config(topology=settings.topology, jobs=JobsConfig(most_open=most_open))
-        self._life: _RunnerLife | None = None
+        self._runner: _WatchedRunner | None = None  # of the present life
 
     def run(self) -> None:
         try:
@@ -82,8 +82,14 @@ class JobRunnerSimulation(Simulation):
         return {**super().lives, Role.JOBS: self.job_runner}
 
     def job_runner(self, world: World, member: Member) -> ProcessSetup:
-        self._life = _RunnerLife(self, member, self._config)
-        return ProcessSetup(self._life.part.core, self._life.part, [])
+        """Begin a life: its loop, its owner on a simulated part, and the runner."""
+        seed = f"{self.settings.seed}/{member.holder}"
+        loop = VirtualLoop(world.agenda, seed, partial(_stands_still_until, world, member))
+        part = _OwnerPart(self, member, self._config, loop)
+        self._runner = runner = _WatchedRunner(_Answers(self, member, part.owner), self._config, part, loop, self)
+        self.witness.begins_life()
+        world.agenda.at(world.agenda.now, Priority.CLIENT, lambda: loop.begin(runner.serve()))
+        return ProcessSetup(part.core, part, [])
 
     def _died(self, name: str) -> None:
         super()._died(name)
@@ -91,16 +97,16 @@ class JobRunnerSimulation(Simulation):
             self._end_life()
 
     def _end_life(self) -> None:
-        if self._life is not None:
-            self._life.loop.kill()
+        if self._runner is not None:
+            self._runner.loop.kill()
 
     def _end_job(self) -> None:
         self.clients.num_open -= 1
 
     def _check(self) -> None:
         super()._check()
-        if self._life is not None:
-            held = self._life.runner.held
+        if self._runner is not None:
+            held = self._runner.held
             self.problems += [f"the job runner still has {count} {what}" for what, count in held.items() if count]
         self.problems += self.users.problems()
 
@@ -122,20 +128,6 @@ class JobRunnerSimulation(Simulation):
         """Return the line that a request asks."""
         job, number, _ = request.split("/")
         return self.users.jobs[job].line(int(number))
-
-
-class _RunnerLife:
-    """A life of the job runner: its loop, its owner on a simulated part, and the runner."""
-
-    def __init__(self, simulation: JobRunnerSimulation, member: Member, config: Config) -> None:
-        world = simulation.world
-        seed = f"{simulation.settings.seed}/{member.holder}"
-        self.loop = VirtualLoop(world.agenda, seed, partial(_stands_still_until, world, member))
-        self.part = _OwnerPart(simulation, member, config, self.loop)
-        answers = _Answers(simulation, member, self.part.owner)
-        self.runner = _WatchedRunner(answers, config, self.part, self.loop, simulation)
-        simulation.witness.begins_life()
-        world.agenda.at(world.agenda.now, Priority.CLIENT, lambda: self.loop.begin(self.runner.serve()))
 
 
 def _stands_still_until(world: World, member: Member) -> float:
@@ -217,7 +209,7 @@ class _WatchedRunner(JobRunner):
     ) -> None:
         holder, now = Holder(part.member.name, part.member.incarnation), part.clock.now
         super().__init__(answers, config, holder, now, now)
-        self._simulation, self._loop = simulation, loop
+        self._simulation, self.loop = simulation, loop
 
     async def _open(self) -> None:
         users = self._simulation.users
@@ -225,7 +217,7 @@ class _WatchedRunner(JobRunner):
 
     def _begin(self, work: Coroutine[Any, Any, None], group: dict[asyncio.Task[None], None]) -> None:
         super()._begin(work, group)
-        self._loop.watch(next(reversed(group)))
+        self.loop.watch(next(reversed(group)))
 
     def _deliver(self, event: JobEvent) -> None:
         self._witness(lambda: self._simulation.witness.told(event, self._simulation))
@@ -240,4 +232,4 @@ class _WatchedRunner(JobRunner):
         try:
             see()
         except Exception as error:
-            self._loop.fail(error)
+            self.loop.fail(error)

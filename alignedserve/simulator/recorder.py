@@ -27,9 +27,8 @@ from alignedserve.simulator.machines.transfers import SimulatedTransfers
 
 class Recorder:
     def __init__(self, budget: int) -> None:
-        self.num_recomputed: Counter[str] = (
-            Counter()
-        )  # request -> how often the prompt was computed again after the first token
+        # request -> how often the prompt was computed again after the first token
+        self.num_recomputed: Counter[str] = Counter()
         self.steps = StepLog(budget)
         # worker, began_at, seconds, to_device, tokens, beside steps
         self._copies: list[tuple[str, float, float, bool, int, bool]] = []

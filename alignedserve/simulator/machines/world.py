@@ -189,10 +189,8 @@ class World:
 
     def watch(self, holder: str, gone: Callable[[], None]) -> None:
         """Call `gone` after the holder's process has ended: its lock is free then, however late others hear of it."""
-        if any(process.member.holder == holder for process in self._alive.values()):
-            later = self.agenda.now + self._network.watch_s
-            return self.agenda.at(later, Priority.TIMER, lambda: self.watch(holder, gone))
-        return self.agenda.at(self.agenda.now + self._network.watch_s, Priority.TIMER, gone)
+        then = partial(self.watch, holder, gone) if self._is_alive(holder) else gone
+        self.agenda.at(self.agenda.now + self._network.watch_s, Priority.TIMER, then)
 
     # --- Links
 
