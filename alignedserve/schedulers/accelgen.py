@@ -14,7 +14,6 @@ from math import inf
 from alignedserve.cost.model import Shape
 from alignedserve.schedulers.aligned import AlignedStep, first_decodes, ranks_of, waiting_in_order
 from alignedserve.schedulers.best_fit import add_best_fit
-from alignedserve.schedulers.in_order import InOrderStep
 from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.policy import Chunking
 from alignedserve.worker.step.ranks import in_turn, ranked_by_arrival
@@ -74,7 +73,7 @@ class AccelGenNoOrder(Scheduler):
         if (decodes := all_decodes(view, self.most)) is not None:
             return decodes
         waiting, again = waiting_in_order(view), waiting_in_order(view)
-        step = ArrivalStep(view, self.most)
+        step = OneLongPrompt(view, self.most)
         step.add_together(view.decodes)
         ranks = ranked_by_arrival((*step.others_of(view.decodes), *view.prompts))
         step.add(found for found in ranks if found[1].decodes)
@@ -113,10 +112,6 @@ class EqualStep(OneLongPrompt, AlignedStep):
     """A step in which chats and documents are equal."""
 
     blocks_all = StepBuilder.blocks_all
-
-
-class ArrivalStep(OneLongPrompt, InOrderStep):
-    """A step by arrival."""
 
 
 def paper_budget(view: StepView) -> int:
