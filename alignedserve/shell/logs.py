@@ -121,7 +121,7 @@ class _Kind:
 _MOST_KINDS = 1_000  # some lines are written with their values in them
 
 
-def _frames(error: BaseException) -> str:
+def _frames(error: BaseException | None) -> str:
     """Return the traceback of an error and of what led to it, with types, files and lines.
 
     What an error says may quote a client, so only the system's words stay, and those of imports."""
@@ -142,11 +142,6 @@ def _frames(error: BaseException) -> str:
 _HEAD, _MOST_CAUSES = "Traceback (most recent call last):\n", 10
 
 
-class _Formatter(logging.Formatter):
-    def formatException(self, ei: Any) -> str:
-        return _frames(ei[1])
-
-
 def _is_without_quotes(record: logging.LogRecord) -> bool:
     """Let libraries say nothing of an error but where it was: asyncio quotes what a callback was given."""
     if record.exc_info and not record.name.startswith("alignedserve"):
@@ -163,14 +158,17 @@ def _ends_thread(ended: threading.ExceptHookArgs) -> None:
         _log.error("thread %s has failed", ended.thread and ended.thread.name, exc_info=ended.exc_value)
 
 
-class _TextFormatter(_Formatter):
+class _TextFormatter(logging.Formatter):
+    def formatException(self, ei: Any) -> str:
+        return _frames(ei[1])
+
     def format(self, record: logging.LogRecord) -> str:
         line, *traceback = super().format(record).split("\n", 1)
         fields = " ".join(f"{name}={_shown(value)}" for name, value in _fields(record).items() if value is not None)
         return "\n".join([f"{line} {fields}".rstrip(), *traceback])
 
 
-class _JsonFormatter(_Formatter):
+class _JsonFormatter(logging.Formatter):
     def __init__(self, part: str) -> None:
         super().__init__()
         self._part = part
@@ -180,7 +178,7 @@ class _JsonFormatter(_Formatter):
         line = {"at": at, "level": record.levelname.lower(), "part": self._part, "message": record.getMessage()}
         line |= _fields(record)
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+            line["traceback"] = _frames(record.exc_info[1])
         return json.dumps(line)
 
 
