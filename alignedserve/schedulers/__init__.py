@@ -1,4 +1,4 @@
-"""Schedulers: objects that plan the steps of a worker. Each has a separate file.
+"""Schedulers: objects that plan the steps of a worker.
 
 aligned.py      The default: chats in time, documents in all that chats leave. Begin here.
 near_lengths.py Which decodes of documents share a step (AlignedServe §3.3).
@@ -9,9 +9,7 @@ bros.py         BROS: the default's rules, with chats by the slack of all their 
 accelgen.py     AccelGen by its own formulas.
 in_order.py     By a fixed order within the time of a step.
 alise.py        ALISE: by predicted levels; requests of lower levels are swapped out.
-fcfs.py         First come, first served: Orca, vLLM, Sarathi-Serve, FastGen, DistServe; AlignedServe's paper.
-tgi.py          Text Generation Inference: prompts interrupt decodes once enough prompts wait.
-round_robin.py  Chats and documents in alternate steps, which BROS compares with.
+fcfs.py         First come, first served: Orca, vLLM, Sarathi-Serve, DistServe, AlignedServe's paper, TGI, round robin.
 fastserve.py    By levels of service, without predictions: MLFQ, and FastServe.
 wrapping.py     Schedulers that wrap another: prompts that are never cut, an ablation.
 custom.py       Guards a user's own scheduler: what cannot run, the default plans.

@@ -4,11 +4,14 @@ Prompts get seats in the order of arrival, before a step is planned, until memor
 V1 fill steps by one rule, and so do DistServe and vLLM V0: these differ in numbers, the tokens and requests of a step,
 and when a request gets memory (config/presets.py). Where promises or chunks of memory bound the steps of requests by
 arrival, in_order.py plans them.
+
+Others leave some requests out of a step, and fill the rest by these rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from alignedserve.core import Chunk
 from alignedserve.schedulers.in_order import InOrder
@@ -18,7 +21,8 @@ from alignedserve.scheduling.policy import Chunking, Policy
 from alignedserve.worker.step.ranks import of_old_batch
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import chunk_of
-from alignedserve.worker.step.view import PlannedStep, StepContext, StepView, all_of
+from alignedserve.worker.step.view import PlannedStep, RanStep, StepContext, StepView, all_of
+from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
 class PromptsFirst(Scheduler):
@@ -85,3 +89,45 @@ class AlignedServePaper(FirstCome):
         self, prompts: Sequence[WorkerRequest], decodes: Sequence[WorkerRequest], at: StepContext
     ) -> WorkerRequest:
         return max(of_old_batch((*prompts, *decodes), at), key=lambda request: request.num_tokens)
+
+
+MOST_WAITING = 20  # steps of decodes that a prompt waits for at most (max_waiting_tokens)
+
+
+class Tgi(FirstCome):
+    """Text Generation Inference's router: whole prompts interrupt decodes once enough prompts wait
+    (waiting_served_ratio), or decodes have run for long."""
+
+    def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
+        super().__init__(policy, most)
+        self._prompts_at = 0  # the number of the last step with prompts
+
+    def plan(self, view: StepView) -> PlannedStep:
+        ran = view.ran
+        if ran.prompts:
+            self._prompts_at = ran.number
+        num_steps = ran.number - self._prompts_at
+        is_early = len(view.prompts) < self.policy.waiting_ratio * len(view.decodes) and num_steps < MOST_WAITING
+        return super().plan(view._replace(prompts=()) if is_early else view)
+
+
+class RoundRobin(FirstCome):
+    """Chats and documents run in alternate steps, each by arrival; a class without requests passes its turn on. BROS
+    compares with it (§7.1)."""
+
+    def plan(self, view: StepView) -> PlannedStep:
+        chats_turn = is_turn_of_chats(view.ran)
+        for is_rt in (chats_turn, not chats_turn):
+            decodes = [running for running in view.decodes if running.promise.is_rt is is_rt]
+            prompts = [running for running in view.prompts if running.promise.is_rt is is_rt]
+            if decodes or prompts:
+                return super().plan(view._replace(decodes=decodes, prompts=prompts))
+        return super().plan(view)
+
+    def seating_order(self, waiting: WaitingPrompts, ran: RanStep) -> Iterable[WorkerRequest]:
+        chats, documents = waiting.real_time, waiting.best_effort
+        return chain(chats, documents) if is_turn_of_chats(ran) else chain(documents, chats)
+
+
+def is_turn_of_chats(ran: RanStep) -> bool:
+    return not any(running.promise.is_rt for running in chain(ran.decodes, ran.prompts))

@@ -14,11 +14,17 @@ from alignedserve.schedulers.best_fit import BestFit
 from alignedserve.schedulers.bros import Bros
 from alignedserve.schedulers.custom import Guarded
 from alignedserve.schedulers.fastserve import FastServe, Mlfq
-from alignedserve.schedulers.fcfs import AlignedServePaper, DecodesFirst, FirstCome, PromptsFirst, by_arrival
+from alignedserve.schedulers.fcfs import (
+    AlignedServePaper,
+    DecodesFirst,
+    FirstCome,
+    PromptsFirst,
+    RoundRobin,
+    Tgi,
+    by_arrival,
+)
 from alignedserve.schedulers.in_order import InOrder
-from alignedserve.schedulers.round_robin import RoundRobin
 from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
-from alignedserve.schedulers.tgi import Tgi
 from alignedserve.schedulers.wrapping import WholePrompts
 from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
 

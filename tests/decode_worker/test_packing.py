@@ -22,7 +22,7 @@ from alignedserve.protocol.commands import Command, RunStep
 from alignedserve.protocol.events import Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill
 from alignedserve.schedulers.custom import MOST_LEFT_OUT
-from alignedserve.schedulers.round_robin import RoundRobin
+from alignedserve.schedulers.fcfs import RoundRobin
 from alignedserve.schedulers.table import scheduler_of
 from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
