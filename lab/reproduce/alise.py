@@ -20,7 +20,6 @@ _NORMALISED, _JCT, _DONE = "papers.alise.normalised_latency_s", "be.jct_s.mean",
 _RATE, _LATENCY = Axis("requests in a second"), Axis("normalised latency", "ms")
 _MARK_S = 0.1  # at which rates are compared; the paper takes 0.2 (§4.2), which shorter runs do not reach
 _FULL_S = 1800
-_KNOWN = "schedule.predictor=oracle"
 
 _ALISE, _VLLM, _ALIGNED = Rival("ALISE", "alise"), Rival("vLLM", "vllm-fcfs"), Rival("aligned", "aligned")
 _ORCA = Rival("ORCA", "orca", options=("schedule.reserve=0", "engine.max_batch=128"))
@@ -36,11 +35,17 @@ class _Data:
     keys: str
     usual_s: int
 
-    def workload(self, seconds: int, predicted: str = "sharegpt") -> str:
-        return f"sizes:service=be,{self.keys},predicted={predicted},first_s={seconds}"
-
-    def point(self, x: float | str, rate: float, profile: str = _OPT_13B) -> Point:
-        return Point(x, self.workload(self.usual_s), rate, profile, (_KNOWN,), self.workload(_FULL_S))
+    def point(
+        self,
+        x: float | str,
+        rate: float,
+        profile: str = _OPT_13B,
+        predicted: str = "sharegpt",
+        predictor: str = "oracle",
+    ) -> Point:
+        lengths = f"sizes:service=be,{self.keys},predicted={predicted}"
+        usual, full = (f"{lengths},first_s={seconds}" for seconds in (self.usual_s, _FULL_S))
+        return Point(x, usual, rate, profile, (f"schedule.predictor={predictor}",), full)
 
 
 _ALPACA = _Data("Alpaca", "prompt=lognormal:19:12:256,output=lognormal:58:60:512,max_tokens=512", 10)
@@ -142,11 +147,6 @@ _EXACT, _RETRIEVAL, _PROXY, _NOTHING = "the length itself", "regression", "BERT 
 _BUSY = 1.5  # requests in a second
 
 
-def _predicted(x: str, predicted: str) -> Point:
-    usual, full = (_SHARE_GPT.workload(seconds, predicted) for seconds in (_SHARE_GPT.usual_s, _FULL_S))
-    return Point(x, usual, _BUSY, _OPT_13B, (_KNOWN,), full)
-
-
 _TABLE_2 = Figure(
     "T2",
     f"normalised latency by what is predicted, ShareGPT at {_BUSY} requests a second",
@@ -154,17 +154,10 @@ _TABLE_2 = Figure(
     _LATENCY,
     (_ALISE, _ALIGNED),
     (
-        _predicted(_EXACT, "exact"),
-        _predicted(_RETRIEVAL, "sharegpt"),
-        _predicted(_PROXY, "lmsys"),
-        Point(
-            _NOTHING,
-            _SHARE_GPT.workload(_SHARE_GPT.usual_s, "exact"),
-            _BUSY,
-            _OPT_13B,
-            ("schedule.predictor=constant",),
-            _SHARE_GPT.workload(_FULL_S, "exact"),
-        ),
+        _SHARE_GPT.point(_EXACT, _BUSY, predicted="exact"),
+        _SHARE_GPT.point(_RETRIEVAL, _BUSY),
+        _SHARE_GPT.point(_PROXY, _BUSY, predicted="lmsys"),
+        _SHARE_GPT.point(_NOTHING, _BUSY, predicted="exact", predictor="constant"),
     ),
     _NORMALISED,
     (

@@ -11,8 +11,9 @@ vLLM, which keeps none, stands for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, Rival, file
 from alignedserve.loads.records.distribution import ratio
@@ -125,10 +126,6 @@ def _against_rate(
     return _figure(number, f"their rate, {texts.name}", _RATE, systems, texts.at_rates(), claims, finding, behind)
 
 
-def _points_more(label: str, other: str, cv: float) -> Callable[[Cells], float]:
-    return lambda cells: 100 * (cells.at(label, cv) - cells.at(other, cv))
-
-
 def _in_bursts(number: str, texts: _Texts, claims: Sequence[Claim], finding: str = "", behind: str = "") -> Figure:
     against = f"the burstiness of arrivals, {texts.name} at {texts.busy:g} a second"
     systems = _VLLM, _SARATHI, _APT, _KV, _ALIGNED
@@ -147,16 +144,15 @@ def _against_price(number: str, texts: _Texts, rate: float, finding: str, behind
     return _figure(number, against, Axis(x), (_VLLM, _APT, _KV, _ALIGNED), points, (), finding, behind)
 
 
-def _kv_only(cv: float, paper: float) -> Claim:
-    return Claim(
-        f"points that hidden vectors add at {cv:g}", paper, _points_more("Apt-Serve", "KV only", cv), "Apt-Serve"
-    )
+def _points_more(other: str, what: str, cv: float, paper: float) -> Claim:
+    def points(cells: Cells) -> float:
+        return 100 * (cells.at("Apt-Serve", cv) - cells.at(other, cv))
+
+    return Claim(f"points that {what} at {cv:g}", paper, points, "Apt-Serve")
 
 
-def _fcfs(cv: float, paper: float) -> Claim:
-    return Claim(
-        f"points that its order adds to vLLM's at {cv:g}", paper, _points_more("Apt-Serve", "vLLM", cv), "Apt-Serve"
-    )
+_kv_only = partial(_points_more, "KV only", "hidden vectors add")
+_fcfs = partial(_points_more, "vLLM", "its order adds to vLLM's")
 
 
 _SHOWN = "Requests that get memory by how long they pend for how much of it keep more in time than by arrival (KV only)"
