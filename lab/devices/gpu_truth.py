@@ -23,7 +23,6 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from math import isfinite, log2
@@ -78,7 +77,7 @@ class GpuTruth:
         self._linear, self._per_sequence = _grid(tree, "linear", 1), _grid(tree, "per_sequence", 1)
         self._prefill, self._decode = _grid(tree, "prefill", 2), _grid(tree, "decode", 2)
         self._mixed = _grid(tree, "mixed", 4)
-        self._all_reduce = AllReduce.read(tree)
+        self._all_reduce_us = _all_reduce_us(tree)
         self._hidden_token_s: float = _MICRO * tree.get("hidden_token_us", 0.0)
         self._known_us: dict[tuple[int, int], float] = {}
         self._skew = {False: _grid(tree, "skew_decode", 2), True: _grid(tree, "skew_mixed", 2)}
@@ -108,7 +107,8 @@ class GpuTruth:
         """Return the time of all but attention; it is kept, because many steps have the same pair of numbers."""
         if (known := self._known_us.get((tokens, sampling))) is None:
             known = self._linear.line(tokens) + (self._per_sequence.line(sampling) if sampling else 0.0)
-            known += 2 * self._layers * self._all_reduce.us(tokens)
+            latency_us, token_us = self._all_reduce_us
+            known += 2 * self._layers * (latency_us + token_us * tokens)  # after attention, and after the MLP
             self._known_us[tokens, sampling] = known
         return known
 
@@ -143,29 +143,20 @@ class GpuTruth:
         return (self._prefill_us(chunks) + alone) * _MILLI * self._mixed.near(length, cached, requests, prefix)
 
 
-@dataclass(frozen=True)
-class AllReduce:
-    """The sum over tensor-parallel ranks, after attention and after the MLP of a layer: latency + bytes / bandwidth."""
+def _all_reduce_us(tree: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the latency of a sum over tensor-parallel ranks, and its time for each token.
 
-    latency_us: float = 0.0
-    token_us: float = 0.0
-
-    @classmethod
-    def read(cls, tree: Mapping[str, Any]) -> AllReduce:
-        """Read a profile's all-reduce, without which steps of several ranks would be too fast."""
-        about, known = tree["about"], tree.get("all_reduce")
-        ranks = about["tensor_parallel"]
-        if ranks == 1:
-            return cls()
-        if known is not None:
-            return cls(known["latency_us"], known["token_bytes"] / (_KILO * known["gb_s"]))
-        raise ProfileError(
-            f"the profile of {about['model']} on {ranks} x {about['gpu']} has no all_reduce, so its steps would be too"
-            " fast: add it as the profiles in lab/devices/profiles have it"
-        )
-
-    def us(self, tokens: int) -> float:
-        return self.latency_us + self.token_us * tokens
+    Without a profile's own, steps of several ranks would be too fast."""
+    about, known = tree["about"], tree.get("all_reduce")
+    ranks = about["tensor_parallel"]
+    if ranks == 1:
+        return 0.0, 0.0
+    if known is not None:
+        return known["latency_us"], known["token_bytes"] / (_KILO * known["gb_s"])
+    raise ProfileError(
+        f"the profile of {about['model']} on {ranks} x {about['gpu']} has no all_reduce, so its steps would be too"
+        " fast: add it as the profiles in lab/devices/profiles have it"
+    )
 
 
 class Grid:
