@@ -1,43 +1,5 @@
-"""Every error that AlignedServe raises on purpose.
-
-    AlignedServeError
-    ├── ConfigError           a flag, a variable, a line of the file or their combination is invalid: the user's fault
-    ├── ChatError             the server that the user chats with is not there, refuses, or gives a wrong answer
-    ├── ModelError            a model folder cannot be served: missing, broken or of an unknown kind
-    │   ├── UnsupportedModel  the folder is sound, but its architecture or an option of it is not supported
-    │   └── AdapterError      an adapter (LoRA) cannot be served: missing, broken, or made for another model
-    ├── ArenaError            the pool's memory on this node cannot be used: missing, of another layout or another life
-    │   └── ArenaTooSmall     the node has less shared memory than the pool was given: a flag's or the container's fault
-    ├── MemoryTooSmall        weights, KV and a step do not fit into the memory: a flag's or the machine's fault
-    ├── LeaseError            pages or a name belong to another holder or to none: the caller's fault
-    ├── PromptError           the model's chat template refuses these messages: the client's fault
-    ├── PromptTooLong         a conversation surely has more tokens than were asked for: the client's fault
-    ├── ApiError              an answer of the gateway that is an error (gateway/openai/errors.py)
-    ├── Overloaded            a request was not accepted, a later try may be (owner/client.py)
-    ├── WireError             a frame is no message of this version: it is dropped, with a line in the log
-    ├── CastOut               the router took this process for dead: it ends, its launcher starts it again
-    ├── RankLost              the ranks of a worker cannot go on together: it ends, its launcher starts it again
-    ├── DeviceLost            a GPU computes nothing any more: its process ends, its launcher starts it again
-    ├── WorkloadError         a workload for the simulator is invalid: a key, a value, a line of its file
-    ├── NotFinite             int8 cannot hold some numbers, NaN or infinite: their page is not compressed
-    ├── FuzzError             a saved run of the fuzzer or the simulator cannot be read or written, or is no such run
-    ├── ProfileError          a cost profile cannot be read or written, or is no such profile
-    ├── TransportError        KV cannot go from worker to worker in the configured way: a flag's or the machine's fault
-    ├── StoreError            files and jobs cannot be read or written: the store or its disk; a later try may succeed
-    │   ├── StoreFull         no space is left for them
-    │   ├── StoreUnfit        a later version of AlignedServe has changed the store, or its address is of another kind
-    │   ├── StoreRefused      the store refuses the user or password: the user's fault
-    │   ├── BytesGone         a file has its record, but not its bytes: they were removed by other means
-    │   ├── Conflict          the record was changed since it was read: read it again
-    │   └── Fenced            another job runner has the lease: this runner writes no more
-    ├── OverQuota             a key would have more files, bytes or open batches than it may (store/store.py)
-    ├── BatchError            the server that batch jobs go to is not there, refuses, or gives a wrong answer
-    ├── DeploymentError       a deployment that Python code starts cannot start: the reason that `serve` gives
-    ├── AskError              a server that Python code asks refuses, gives up, or is not there
-    ├── BenchError            the server that is measured is not there, refuses, or a run cannot be read or written
-    ├── ProcessLost           a process that shared a command's work was killed, perhaps since memory ran out
-    ├── SimulateError         a simulated run cannot be as ordered, or its results cannot be written
-    └── PlanError             the engine cannot execute a step plan as it is: the planner's fault
+"""Every error that AlignedServe raises on purpose, but for those that carry more than a message: ApiError
+(gateway/openai/errors.py), Overloaded (owner/client.py) and OverQuota (store/store.py).
 
 A message is one line, names what is wrong and says what to do; it reaches the user as it is.
 """
@@ -62,111 +24,111 @@ def file_errors(kind: type[AlignedServeError], file: object, verb: str = "writte
 
 
 class ModelError(AlignedServeError):
-    pass
+    """A model folder cannot be served: missing, broken or of an unknown kind."""
 
 
 class UnsupportedModel(ModelError):
-    pass
+    """The folder is sound, but its architecture or an option of it is not supported."""
 
 
 class AdapterError(ModelError):
-    pass
+    """An adapter (LoRA) cannot be served: missing, broken, or made for another model."""
 
 
 class WireError(AlignedServeError):
-    pass
+    """A frame is no message of this version: it is dropped, with a line in the log."""
 
 
 class PlanError(AlignedServeError):
-    pass
+    """The engine cannot execute a step plan as it is: the planner's fault."""
 
 
 class ConfigError(AlignedServeError):
-    pass
+    """A flag, a variable, a line of the file or their combination is invalid: the user's fault."""
 
 
 class ChatError(AlignedServeError):
-    pass
+    """The server that the user chats with is not there, refuses, or gives a wrong answer."""
 
 
 class ArenaError(AlignedServeError):
-    pass
+    """The pool's memory on this node cannot be used: missing, of another layout or another life."""
 
 
 class ArenaTooSmall(ArenaError):
-    pass
+    """The node has less shared memory than the pool was given: a flag's or the container's fault."""
 
 
 class MemoryTooSmall(AlignedServeError):
-    pass
+    """Weights, KV and a step do not fit into the memory: a flag's or the machine's fault."""
 
 
 class LeaseError(AlignedServeError):
-    pass
+    """Pages or a name belong to another holder or to none: the caller's fault."""
 
 
 class PromptError(AlignedServeError):
-    pass
+    """The model's chat template refuses these messages: the client's fault."""
 
 
 class PromptTooLong(AlignedServeError):
-    pass
+    """A conversation surely has more tokens than were asked for: the client's fault."""
 
 
 class RankLost(AlignedServeError):
-    pass
+    """The ranks of a worker cannot go on together: it ends, its launcher starts it again."""
 
 
 class RankGaveUp(AlignedServeError):
-    pass
+    """Another rank has given up what all ranks of a worker do together."""
 
 
 class DeviceLost(AlignedServeError):
-    pass
+    """A GPU computes nothing any more: its process ends, its launcher starts it again."""
 
 
 class CastOut(AlignedServeError):
-    pass
+    """The router took this process for dead: it ends, its launcher starts it again."""
 
 
 class NotFinite(AlignedServeError):
-    pass
+    """Some numbers are NaN or infinite, which int8 cannot hold: their page is not compressed."""
 
 
 class FuzzError(AlignedServeError):
-    pass
+    """A saved run of the fuzzer or the simulator cannot be read or written, or is no such run."""
 
 
 class ProfileError(AlignedServeError):
-    pass
+    """A cost profile cannot be read or written, or is no such profile."""
 
 
 class WorkloadError(AlignedServeError):
-    pass
+    """A workload for the simulator is invalid: a key, a value, a line of its file."""
 
 
 class ProcessLost(AlignedServeError):
-    pass
+    """A process that shared a command's work was killed, perhaps since memory ran out."""
 
 
 class SimulateError(AlignedServeError):
-    pass
+    """A simulated run cannot be as ordered, or its results cannot be written."""
 
 
 class TransportError(AlignedServeError):
-    pass
+    """KV cannot go from worker to worker in the configured way: a flag's or the machine's fault."""
 
 
 class StoreError(AlignedServeError):
-    pass
+    """Files and jobs cannot be read or written: the store or its disk; a later try may succeed."""
 
 
 class StoreFull(StoreError):
-    pass
+    """No space is left for them."""
 
 
 class BytesGone(StoreError):
-    pass
+    """A file has its record, but not its bytes: they were removed by other means."""
 
 
 class StoreTaken(StoreError):
@@ -174,32 +136,28 @@ class StoreTaken(StoreError):
 
 
 class StoreUnfit(StoreError):
-    """The store is there, and this deployment cannot use it as it is named."""
+    """The store is there, but of another kind than its address says, or changed by a later version of AlignedServe."""
 
 
 class StoreRefused(StoreError):
-    """The store refuses our user or password."""
+    """The store refuses the user or password: the user's fault."""
 
 
 class Conflict(StoreError):
-    pass
+    """The record was changed since it was read: read it again."""
 
 
 class Fenced(StoreError):
-    pass
+    """Another job runner has the lease: this runner writes no more."""
 
 
 class BatchError(AlignedServeError):
-    pass
+    """The server that batch jobs go to is not there, refuses, or gives a wrong answer."""
 
 
 class DeploymentError(AlignedServeError):
-    pass
+    """A deployment that Python code starts cannot start: the reason that `serve` gives."""
 
 
 class AskError(AlignedServeError):
-    pass
-
-
-class BenchError(AlignedServeError):
-    pass
+    """A server that Python code asks refuses, gives up, or is not there."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from alignedserve.core import ServiceClass
-from alignedserve.errors import BenchError, file_errors
+from alignedserve.errors import AlignedServeError, file_errors
 from alignedserve.loads.figures.request_figures import (
     RequestFigures,
     attains,
@@ -269,13 +269,13 @@ def _known(value: float) -> float | None:
 def read(path: Path) -> list[MeasuredRun]:
     """Return the runs that a file of `--json` holds."""
     try:
-        with file_errors(BenchError, path, "read"):
+        with file_errors(AlignedServeError, path, "read"):
             tree = json.loads(path.read_text(encoding="utf-8"))
             if tree["format"] != _FORMAT:
-                raise BenchError(f"{path} is of another version")
+                raise AlignedServeError(f"{path} is of another version")
             return [_run(run) for run in tree["runs"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise BenchError(f"{path} was not written by bench --json ({type(error).__name__}: {error})") from None
+        raise AlignedServeError(f"{path} was not written by bench --json ({type(error).__name__}: {error})") from None
 
 
 def _run(tree: Any) -> MeasuredRun:

@@ -12,7 +12,7 @@ from types import TracebackType
 from alignedserve.config.prices import NOTHING_CHARGED, Charged
 from alignedserve.core import NO_OPENING, NOTHING_SPENT, Opening, Request, ServiceClass, Spent, TokenTimes
 from alignedserve.metrics.recent import EndedRequest, RefusedRequest
-from alignedserve.metrics.requests import ALL, FAILED, REFUSED, DeadlineOutcome, RequestMetrics
+from alignedserve.metrics.requests import ALL, FAILED, REFUSED, RequestMetrics
 from alignedserve.owner.client import Overloaded
 
 ABORT = "abort"  # the finish when the client left
@@ -137,7 +137,7 @@ class RequestMeter:
         request, times = self._request, self._times()
         kept = request.slo.outcomes(request.service, times)
         for deadline, is_kept in kept.items():
-            self._metrics.window.count(DeadlineOutcome(request.service, deadline.value, self._tier, is_kept))
+            self._metrics.window.count(request.service, deadline.value, self._tier, is_kept)
         missed = next((deadline.value for deadline, is_kept in kept.items() if not is_kept), "")
         self._count_outcome(missed)
         self._metrics.log.end(self._ended(times, missed))
@@ -149,7 +149,7 @@ class RequestMeter:
             self._metrics.missed.of(missed, service.value).inc()
         else:
             self._of.attained.inc()
-        self._metrics.window.count(DeadlineOutcome(service, ALL, self._tier, not missed))
+        self._metrics.window.count(service, ALL, self._tier, not missed)
 
     def _times(self) -> TokenTimes:
         """Return the times until now. Tokens that are written together have no gap between them."""

@@ -107,31 +107,22 @@ class ClassMetrics:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlineOutcome:
-    """A deadline of an ended request, or ALL deadlines, and whether kept."""
-
-    service: ServiceClass
-    deadline: str
-    tier: str
-    is_kept: bool
-
-
 class AttainmentWindow(Collector):
     """Counts of the last WINDOW_S seconds, in slots of time; it shows their shares as a gauge when it is asked."""
 
     def __init__(self, series: Series, now: Callable[[], float]) -> None:
         self._series, self._now = series, now
-        # The oldest first.
-        self._slots = collections.deque[tuple[int, collections.Counter[DeadlineOutcome]]]()
+        # The oldest first; what is counted is (class, deadline, tier, whether kept).
+        self._slots = collections.deque[tuple[int, collections.Counter[tuple[ServiceClass, str, str, bool]]]]()
         series.registry.register(self)
 
-    def count(self, outcome: DeadlineOutcome) -> None:
+    def count(self, service: ServiceClass, deadline: str, tier: str, is_kept: bool) -> None:
+        """Count a deadline of an ended request, or ALL of its deadlines."""
         slot = int(self._now() // _SLOT_S)
         if not self._slots or self._slots[-1][0] != slot:
             self._slots.append((slot, collections.Counter()))
             self._forget(slot)
-        self._slots[-1][1][outcome] += 1
+        self._slots[-1][1][service, deadline, tier, is_kept] += 1
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the share that was kept, by class, deadline and tier."""
@@ -139,10 +130,9 @@ class AttainmentWindow(Collector):
         kept = collections.Counter[tuple[ServiceClass, str, str]]()
         every = collections.Counter[tuple[ServiceClass, str, str]]()
         for _, counts in self._slots:
-            for found, number in counts.items():
-                key = found.service, found.deadline, found.tier
-                every[key] += number
-                kept[key] += number * found.is_kept
+            for (service, deadline, tier, is_kept), number in counts.items():
+                every[service, deadline, tier] += number
+                kept[service, deadline, tier] += number * is_kept
         about = f"Share of requests that ended in the last {WINDOW_S / 60:g} minutes with this deadline kept."
         labels = (*self._series.names, "class", "kind", "tier")
         family = GaugeMetricFamily(f"{self._series.prefix}slo_attainment", about, labels=labels)

@@ -18,7 +18,7 @@ from alignedserve.bench import report
 from alignedserve.bench.page import charts, page
 from alignedserve.bench.report import ROWS, ErrorCount, LoadFigures, MeasuredRun, joined
 from alignedserve.core import ServiceClass
-from alignedserve.errors import BenchError
+from alignedserve.errors import AlignedServeError
 from alignedserve.loads.records.records import RequestOutcome
 from tests.simulator.runs import MIXED, be, record, rt
 
@@ -77,9 +77,9 @@ def test_a_run_is_read_again_with_all_its_figures(tmp_path: Path) -> None:
 def test_another_file_is_no_run(tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)
-    with pytest.raises(BenchError, match=r"other\.json (was not written by bench --json|is of another version)"):
+    with pytest.raises(AlignedServeError, match=r"other\.json (was not written by bench --json|is of another version)"):
         report.read(path)
-    with pytest.raises(BenchError, match="cannot be read"):
+    with pytest.raises(AlignedServeError, match="cannot be read"):
         report.read(tmp_path / "none")
 
 

@@ -10,7 +10,7 @@ import pytest
 from alignedserve import http_client
 from alignedserve.cli.remote import explain
 from alignedserve.cli.remote.options import ExplainOptions
-from alignedserve.cli.remote.status import StatusError
+from alignedserve.errors import AlignedServeError
 
 
 @pytest.fixture
@@ -42,5 +42,5 @@ def test_it_writes_a_timeline_for_perfetto(tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.usefixtures("paths")
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StatusError, match="cannot be written"):
+    with pytest.raises(AlignedServeError, match="cannot be written"):
         explain.run(ExplainOptions("r", perfetto=tmp_path))

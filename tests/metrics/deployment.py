@@ -8,7 +8,7 @@ from alignedserve.core import Fallback, FinishReason, PreemptionCause, Rejection
 from alignedserve.jobs.metrics import JobCollector
 from alignedserve.jobs.state import JobFigures, LineFate
 from alignedserve.metrics.parts import PartMetrics
-from alignedserve.metrics.requests import ALL, DeadlineOutcome, RequestMetrics
+from alignedserve.metrics.requests import ALL, RequestMetrics
 from alignedserve.metrics.series import merge
 from alignedserve.policies.guard import PolicyFailure
 from alignedserve.policies.kinds import PolicyKind
@@ -40,7 +40,7 @@ def exposed(prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE) -> str:
         requests.succeeded.of(FinishReason.STOP.value, service.value).inc()
         requests.count_use(service, "acme", Spent(1.0, 1.0))
         requests.rejected.of(Rejection.LATE.value, service.value).inc()
-        requests.window.count(DeadlineOutcome(service, ALL, "default", is_kept=True))
+        requests.window.count(service, ALL, "default", is_kept=True)
     requests.http_errors.of("503").inc()
     jobs = {JobStatus.IN_PROGRESS: 1}
     figures = JobFigures(jobs, jobs, 1, 1, {LineFate.COMPLETED: 1}, 0, 60.0)

@@ -36,7 +36,7 @@ from alignedserve.cli.remote.options import BatchOptions, BenchOptions
 from alignedserve.cli.terminal.interrupt import INTERRUPTED
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.core import ServiceClass
-from alignedserve.errors import BatchError, BenchError, WorkloadError, file_errors
+from alignedserve.errors import AlignedServeError, BatchError, WorkloadError, file_errors
 from alignedserve.http_client import RemoteServer, api_at, complaint
 from alignedserve.loads.records.distribution import ratio
 from alignedserve.loads.records.records import RunRecord
@@ -56,7 +56,7 @@ _BUSY = (429, 503)  # a server that refuses so may take the next request
 def run(options: BenchOptions) -> int:
     workload = _workload(options.workload)
     if options.batch and not of_class(workload, ServiceClass.BE).streams:
-        raise BenchError("--batch: no stream of this workload is best-effort (service=be)")
+        raise AlignedServeError("--batch: no stream of this workload is best-effort (service=be)")
     servers = [_find(url, options) for url in options.urls]
     bench = _BenchRun(options, workload, servers)
     run_loop(bench.measure())
@@ -70,9 +70,9 @@ def _workload(text: str) -> Mixture:
     try:
         workload = read_workload(text)
     except WorkloadError as error:
-        raise BenchError(f"--workload: {str(error).removeprefix('workload: ')}") from None
+        raise AlignedServeError(f"--workload: {str(error).removeprefix('workload: ')}") from None
     if any(stream.clients.caller for stream in workload.streams):
-        raise BenchError("--workload: caller is for alignedserve simulate: bench has one key, that of --api-key")
+        raise AlignedServeError("--workload: caller is for alignedserve simulate: bench has one key, that of --api-key")
     return workload
 
 
@@ -92,7 +92,7 @@ def _tell(runs: Sequence[MeasuredRun], options: BenchOptions) -> None:
 def _write(path: Path | None, text: Callable[[], str]) -> None:
     if path is None:
         return
-    with file_errors(BenchError, path):
+    with file_errors(AlignedServeError, path):
         path.write_text(text(), encoding="utf-8")
 
 
@@ -115,7 +115,7 @@ def _find(url: str, options: BenchOptions) -> _BenchedServer:
     """Ask a server for its models."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise BenchError(f"{url!r:.100} is no address of a server, such as http://127.0.0.1:8000")
+        raise AlignedServeError(f"{url!r:.100} is no address of a server, such as http://127.0.0.1:8000")
     base = api_at(url)
     card = _card(base, options)
     context = card.get("max_model_len")
@@ -127,19 +127,15 @@ def _find(url: str, options: BenchOptions) -> _BenchedServer:
 
 def _card(base: str, options: BenchOptions) -> Mapping[str, Any]:
     """Return what the server says of the model that is asked for; of the first model if none is."""
-    with _ListingServer(base, options.api_key, silence_s=_ASKING_S) as server:
+    with RemoteServer(base, options.api_key, silence_s=_ASKING_S) as server:
         answer = server.ask("GET", "/models")
     if answer.status_code in (401, 403):
-        raise BenchError(f"{base} refuses with {answer.status_code}: {complaint(answer)}")
+        raise AlignedServeError(f"{base} refuses with {answer.status_code}: {complaint(answer)}")
     cards = _cards(answer)
     found = next((card for card in cards if options.model in (None, card.get("id"))), None)
     if found is None and options.model is None:
-        raise BenchError(f"{base}/models lists no model ({answer.status_code}): name one with --model")
+        raise AlignedServeError(f"{base}/models lists no model ({answer.status_code}): name one with --model")
     return found or {}
-
-
-class _ListingServer(RemoteServer):
-    kind = BenchError
 
 
 def _cards(answer: httpx.Response) -> list[Mapping[str, Any]]:
@@ -193,7 +189,7 @@ class _BenchRun:
             if failure is None or failure.status in _BUSY:
                 break
             if failure.status not in _WRONG_FIELD or server.dialect.refused >= FIELDS.keys():
-                raise BenchError(_refusal(server, failure))
+                raise AlignedServeError(_refusal(server, failure))
             server.dialect = server.dialect.without(failure.text)
         if self._options.warm_up and not self.is_interrupted:
             await self._before(server, self._options.warm_up)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from alignedserve.cli.remote.options import ExplainOptions
-from alignedserve.cli.remote.status import DeploymentServer, StatusError
-from alignedserve.errors import file_errors
+from alignedserve.cli.remote.status import DeploymentServer
+from alignedserve.errors import AlignedServeError, file_errors
 
 
 def run(options: ExplainOptions) -> int:
@@ -17,7 +17,7 @@ def run(options: ExplainOptions) -> int:
     if options.perfetto is None:
         print(told.rstrip("\n"))
         return 0
-    with file_errors(StatusError, options.perfetto):
+    with file_errors(AlignedServeError, options.perfetto):
         options.perfetto.write_text(told, encoding="utf-8")
     print(f"{options.perfetto}: open it at https://ui.perfetto.dev")
     return 0

@@ -91,31 +91,25 @@ class DeploymentStatus:
         return f"{kind}: {self.open[kind]} open{waits}, {self.served.get(kind, 0)} served{share}"
 
 
-class StatusError(AlignedServeError):
-    """The gateway does not answer."""
-
-
 class DeploymentServer(RemoteServer):
     """All routes of a deployment."""
-
-    kind = StatusError
 
     def __init__(self, url: str, api_key: str | None) -> None:
         super().__init__(server_at(url), api_key, silence_s=_SILENCE_S)
 
-    def lost(self, error: Exception) -> StatusError:
+    def lost(self, error: Exception) -> AlignedServeError:
         if isinstance(error, httpx.InvalidURL):
-            return StatusError(f"--url {self.url!r} is not a URL: {error}")
-        return StatusError(f"nothing answers at {self.url} (--url names another): {error}")
+            return AlignedServeError(f"--url {self.url!r} is not a URL: {error}")
+        return AlignedServeError(f"nothing answers at {self.url} (--url names another): {error}")
 
-    def refused(self, answer: httpx.Response) -> StatusError:
+    def refused(self, answer: httpx.Response) -> AlignedServeError:
         key = " (--api-key)" if answer.status_code == httpx.codes.UNAUTHORIZED else ""
         asked = f"{self.url} answers {answer.status_code} to {answer.url.path}"
-        return StatusError(f"{asked}: {said_by(answer)}{key}")
+        return AlignedServeError(f"{asked}: {said_by(answer)}{key}")
 
     @property
     def is_ready(self) -> bool:
-        with suppress(StatusError):
+        with suppress(AlignedServeError):
             return self.ask("GET", "/ready").is_success
         return False
 
