@@ -53,6 +53,7 @@ class ListPage:
 
 
 Record = TypeVar("Record", StoredFile, Job)
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -251,12 +252,12 @@ class StoredResponse:
 
     @property
     def status(self) -> str:
-        return msgspec.json.decode(self.answer, type=_Status).status
+        return _field(self.answer, "status", str)
 
     @property
     def output(self) -> list[msgspec.Raw]:
         """The items of the answer as models see them: without log-probabilities."""
-        items = msgspec.json.decode(self.answer, type=_AnswerOutput).output
+        items = _field(self.answer, "output", list[dict[str, msgspec.Raw]])
         return [msgspec.Raw(msgspec.json.encode(_without_logprobs(item))) for item in items]
 
     @property
@@ -273,12 +274,9 @@ class StoredResponse:
         return self.expires_at <= now
 
 
-class _Status(msgspec.Struct):
-    status: str
-
-
-class _AnswerOutput(msgspec.Struct):
-    output: list[dict[str, msgspec.Raw]]
+def _field(tree: msgspec.Raw, name: str, kind: type[Value]) -> Value:
+    """Return a field of an object in JSON, and decode nothing else."""
+    return msgspec.json.decode(msgspec.json.decode(tree, type=dict[str, msgspec.Raw])[name], type=kind)
 
 
 def _without_logprobs(item: dict[str, msgspec.Raw]) -> dict[str, Any]:

@@ -31,7 +31,8 @@ _SPARE_FILES = 64  # open files besides connections
 
 _uvicorn_log = logging.getLogger("uvicorn.error")
 _uvicorn_log.setLevel(logging.ERROR)  # it warns of broken requests, which any client can send
-_uvicorn_log.addFilter(lambda record: not _is_cut_off(record))
+# It tells, with all of a stack, of an answer that a stop has cut off: another line counts them.
+_uvicorn_log.addFilter(lambda record: not (record.exc_info and record.exc_info[0] is asyncio.CancelledError))
 
 
 class GatewayConnection(HttpToolsProtocol):
@@ -157,8 +158,3 @@ def raise_file_limit(most_connections: int) -> int:
     """Allow as many open files as the connections need; return how many connections the system allows."""
     allowed = allow_open_files(most_connections + _SPARE_FILES)
     return max(1, min(most_connections, allowed - _SPARE_FILES))
-
-
-def _is_cut_off(record: logging.LogRecord) -> bool:
-    """Whether uvicorn tells, with all of a stack, of an answer that a stop has cut off: another line counts them."""
-    return bool(record.exc_info) and record.exc_info[0] is asyncio.CancelledError

@@ -43,6 +43,7 @@ from alignedserve.store.store import OverQuota, OwnerUsage, Purpose, StoredFile,
 
 _log = logging.getLogger("alignedserve.gateway")
 _MB = 1_000_000
+_FIELDS = dict[str, msgspec.Raw]
 _ITEMS: TypeAdapter[Any] = TypeAdapter(list[InputItem])
 TIER = "flex"  # of responses in the background, whatever their bodies ask for
 _WINDOWS_S = {"soonest": 3_600, "2h": 7_200, "8h": 28_800}  # what a response may take; then it has failed
@@ -282,25 +283,16 @@ def _line(id: str, body: ResponseRequest, items: Sequence[Item]) -> bytes:
     return json.dumps({"custom_id": id, "method": "POST", "url": Endpoint.RESPONSES.value, "body": tree}).encode()
 
 
-class _LineResponse(msgspec.Struct):
-    status_code: int
-    body: dict[str, msgspec.Raw]
-
-
-class _JobAnswer(msgspec.Struct):
-    response: _LineResponse | None
-    error: msgspec.Raw
-
-
 def _read_answer(storage: Storage, file_id: str, id: str) -> dict[str, Any]:
     """Return the fields of a response by the answer to the only line of its job, whose bulk stays JSON."""
     with storage.blobs.open(file_id) as file:
-        line = msgspec.json.decode(file.read(), type=_JobAnswer)
-    if line.response is None:
-        return _failed(500, msgspec.json.decode(line.error)["message"])
-    body = line.response.body
-    if line.response.status_code >= 400:
-        return _failed(line.response.status_code, msgspec.json.decode(body["error"])["message"])
+        line = msgspec.json.decode(file.read(), type=_FIELDS)
+    answer = msgspec.json.decode(line["response"], type=_FIELDS | None)
+    if answer is None:
+        return _failed(500, msgspec.json.decode(line["error"])["message"])
+    status, body = msgspec.json.decode(answer["status_code"]), msgspec.json.decode(answer["body"], type=_FIELDS)
+    if status >= 400:
+        return _failed(status, msgspec.json.decode(body["error"])["message"])
     output = msgspec.json.decode(body["output"], type=list[dict[str, msgspec.Raw]])
     return {**{name: body[name] for name in _OF_ANSWER}, "output": own_ids(id, output)}
 
