@@ -99,3 +99,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(read, dict):
         raise ModelError(f"{path} does not hold a JSON object")
     return read
+
+
+def read_json_if_there(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}

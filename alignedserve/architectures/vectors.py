@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from alignedserve.architectures.config import ModelConfig, stored_dtype, whole_head
-from alignedserve.architectures.given import Given, read_json
+from alignedserve.architectures.given import Given, read_json, read_json_if_there
 from alignedserve.errors import ModelError, UnsupportedModel
 
 # Families by the beginning of the names of their classes -> whether their positions begin after that of padding.
@@ -211,13 +211,13 @@ def _by_modules(folder: Path, given: Given, facts: dict[str, Any]) -> PooledRule
                 raise UnsupportedModel(f"{folder / MODULES}: a module {name:.60} at this place is not supported")
     if kind is None:
         raise UnsupportedModel(f"{folder / MODULES}: it has no module Pooling")
-    more = _read_if_there(folder / "config_sentence_transformers.json")
+    more = read_json_if_there(folder / "config_sentence_transformers.json")
     prompts = {str(name): str(text) for name, text in (more.get("prompts") or {}).items() if text}
     return PooledRule(
         kind,
         dense=tuple(dense),
         is_normalised=is_normalised,
-        longest=_read_if_there(folder / "sentence_bert_config.json").get("max_seq_length"),
+        longest=read_json_if_there(folder / "sentence_bert_config.json").get("max_seq_length"),
         dimensions=_dimensions(given),
         prompts=prompts,
         usual_prompt=prompts.get(str(more.get("default_prompt_name")), ""),
@@ -234,10 +234,6 @@ def _modules(folder: Path) -> list[dict[str, Any]]:
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise ModelError(f"{path} must hold a list of objects")
     return modules
-
-
-def _read_if_there(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
 
 
 def _kind(place: Path) -> PoolKind:

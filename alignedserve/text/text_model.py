@@ -15,8 +15,7 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
-from alignedserve.architectures.families.model_config import read_json
-from alignedserve.architectures.given import Given
+from alignedserve.architectures.given import Given, read_json, read_json_if_there
 from alignedserve.architectures.vectors import PooledRule
 from alignedserve.config.choices import AUTO
 from alignedserve.core import Sampling
@@ -59,8 +58,8 @@ class TextModel:
         if not folder.is_dir():
             raise ModelError(f"{folder} is not a folder: name a Hugging Face model folder")
         config = Given(folder / "config.json")
-        generation = _read_json_if_there(folder / "generation_config.json")
-        naming = _read_json_if_there(folder / _CONFIG)
+        generation = read_json_if_there(folder / "generation_config.json")
+        naming = read_json_if_there(folder / _CONFIG)
         text, tokenizer = _read_tokenizer(folder / _TOKENIZER, _special_texts(naming))
         added = tokenizer.get_added_tokens_decoder()
         specials = {token.content: number for number, token in added.items() if token.special}
@@ -161,10 +160,6 @@ class TextModel:
             return {name: number for name, number in named if name is not None}
 
         return cache(find)
-
-
-def _read_json_if_there(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
 
 
 def _read_tokenizer(path: Path, specials: set[str]) -> tuple[str, Tokenizer]:

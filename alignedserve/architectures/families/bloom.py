@@ -273,16 +273,13 @@ def read_opt(given: Given) -> BloomConfig:
     )
 
 
-_NEOX_NAMES = BloomNames(
+_NEOX_NAMES = replace(
+    _BLOOM,
     embedding="gpt_neox.embed_in",
     layers="gpt_neox.layers",
     final_norm="gpt_neox.final_layer_norm",
-    attention_norm="input_layernorm",
-    mlp_norm="post_attention_layernorm",
     qkv=("attention.query_key_value",),
     out="attention.dense",
-    up="mlp.dense_h_to_4h",
-    down="mlp.dense_4h_to_h",
     heads=("embed_out", "lm_head"),  # in transformers 4 and on the hub, and in transformers 5
 )
 

@@ -62,16 +62,9 @@ def read_gemma2(given: Given) -> LlamaConfig:
     )
 
 
-def read_gemma3(given: Given) -> LlamaConfig:
-    return _read_gemma3(given, given, "model")
-
-
-def read_gemma3_with_images(given: Given) -> LlamaConfig:
-    """Read the text part of a model that reads images too; nothing else of it is read."""
-    return _read_gemma3(given, given.text, "language_model.model")
-
-
-def _read_gemma3(given: Given, text: Given, prefix: str) -> LlamaConfig:
+def read_gemma3(given: Given, reads_images: bool = False) -> LlamaConfig:
+    """Read the model; of one that reads images too only the text part."""
+    text, prefix = (given.text, "language_model.model") if reads_images else (given, "model")
     by_type = text.section("rope_parameters")
     whole = text.section("rope_scaling") if text.get("rope_scaling") else by_type.section(_FULL)
     return _read(

@@ -20,16 +20,9 @@ _EXPERTS = ExpertNames(
 )
 
 
-def read_llama4(given: Given) -> LlamaConfig:
-    return _read(given, given, prefix="")
-
-
-def read_llama4_with_images(given: Given) -> LlamaConfig:
-    """Read the text part of a model that reads images too; nothing else of it is read."""
-    return _read(given, given.text, prefix="language_model.")
-
-
-def _read(given: Given, text: Given, prefix: str) -> LlamaConfig:
+def read_llama4(given: Given, reads_images: bool = False) -> LlamaConfig:
+    """Read the model; of one that reads images too only the text part."""
+    text, prefix = (given.text, "language_model.") if reads_images else (given, "")
     known, head_dim = common(given, text), text.whole("head_dim", 128)
     layers, heads = known["num_layers"], known["num_heads"]
     check_silu(text)

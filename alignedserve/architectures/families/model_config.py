@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from alignedserve.architectures.config import DTYPE_BYTES, ModelConfig
 from alignedserve.architectures.families.bloom import read_bloom, read_falcon, read_gpt_neox, read_mpt, read_opt
 from alignedserve.architectures.families.deepseek import read_deepseek_v2, read_deepseek_v3, read_youtu
-from alignedserve.architectures.families.gemma import read_gemma, read_gemma2, read_gemma3, read_gemma3_with_images
+from alignedserve.architectures.families.gemma import read_gemma, read_gemma2, read_gemma3
 from alignedserve.architectures.families.generic import read_generic
 from alignedserve.architectures.families.llama import (
     read_glm,
@@ -19,7 +20,7 @@ from alignedserve.architectures.families.llama import (
     read_qwen2,
     read_qwen3,
 )
-from alignedserve.architectures.families.llama4 import read_llama4, read_llama4_with_images
+from alignedserve.architectures.families.llama4 import read_llama4
 from alignedserve.architectures.families.mixtures import (
     read_dots1,
     read_glm4_moe,
@@ -46,7 +47,7 @@ READERS: dict[str, Callable[[Given], ModelConfig]] = {
     "GemmaForCausalLM": read_gemma,
     "Gemma2ForCausalLM": read_gemma2,
     "Gemma3ForCausalLM": read_gemma3,
-    "Gemma3ForConditionalGeneration": read_gemma3_with_images,
+    "Gemma3ForConditionalGeneration": partial(read_gemma3, reads_images=True),
     "PhiForCausalLM": read_phi,
     "Phi3ForCausalLM": read_phi3,
     "GlmForCausalLM": read_glm,
@@ -54,7 +55,7 @@ READERS: dict[str, Callable[[Given], ModelConfig]] = {
     "OPTForCausalLM": read_opt,
     "GPTNeoXForCausalLM": read_gpt_neox,
     "Llama4ForCausalLM": read_llama4,
-    "Llama4ForConditionalGeneration": read_llama4_with_images,
+    "Llama4ForConditionalGeneration": partial(read_llama4, reads_images=True),
     "BloomForCausalLM": read_bloom,
     "FalconForCausalLM": read_falcon,
     "MptForCausalLM": read_mpt,

@@ -15,7 +15,9 @@ ROPE_TENSORS = (_FACTORS, _LONG, _SHORT)  # config.json has their numbers
 
 @dataclass(frozen=True)
 class Family:
-    config: Callable[[Facts], dict[str, Any]]
+    architecture: str
+    model_type: str
+    config: Callable[[Facts], dict[str, Any]]  # what only some families have in config.json
     names: Mapping[str, str]  # of tensors outside layers, without their last part, and what transformers calls them
     layer: str  # what transformers calls a layer
     in_layer: Mapping[str, str]
@@ -26,20 +28,15 @@ class Family:
 def _llama(facts: Facts) -> dict[str, Any]:
     if facts.get("expert_count"):
         raise facts.unsupported("a mixture of experts")
-    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "head_dim": _head_dim(facts)} | _usual(facts)
+    return {"head_dim": _head_dim(facts)} | _usual(facts)
 
 
 def _qwen2(facts: Facts) -> dict[str, Any]:
-    return {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False} | _usual(facts)
+    return {"use_sliding_window": False} | _usual(facts)
 
 
 def _qwen3(facts: Facts) -> dict[str, Any]:
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "head_dim": _head_dim(facts),
-        "use_sliding_window": False,
-    } | _usual(facts)
+    return {"head_dim": _head_dim(facts), "use_sliding_window": False} | _usual(facts)
 
 
 def _usual(facts: Facts) -> dict[str, Any]:
@@ -91,8 +88,6 @@ def _scaling(facts: Facts) -> dict[str, Any]:
 def _gpt_neox(facts: Facts) -> dict[str, Any]:
     head_dim = facts.whole("embedding_length") // facts.whole("attention.head_count")
     return {
-        "architectures": ["GPTNeoXForCausalLM"],
-        "model_type": "gpt_neox",
         "layer_norm_eps": facts.number("attention.layer_norm_epsilon"),
         "use_parallel_residual": bool(facts.get("use_parallel_residual")),
         "attention_bias": "blk.0.attn_qkv.bias" in facts.tensors,
@@ -106,13 +101,7 @@ def _gpt_neox(facts: Facts) -> dict[str, Any]:
 
 
 def _gemma(facts: Facts) -> dict[str, Any]:
-    return {
-        **_usual(facts),
-        "architectures": ["GemmaForCausalLM"],
-        "model_type": "gemma",
-        "head_dim": _head_dim(facts),
-        "hidden_act": "gelu_pytorch_tanh",
-    }
+    return _usual(facts) | {"head_dim": _head_dim(facts), "hidden_act": "gelu_pytorch_tanh"}
 
 
 def _gemma3(facts: Facts) -> dict[str, Any]:
@@ -122,8 +111,6 @@ def _gemma3(facts: Facts) -> dict[str, Any]:
     of_27b = facts.whole("embedding_length") // facts.whole("attention.head_count")  # as llama.cpp tells it: by layers
     return {
         **_usual(facts),
-        "architectures": ["Gemma3ForCausalLM"],
-        "model_type": "gemma3_text",
         "head_dim": head_dim,
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": of_27b if layers == 62 else head_dim,
@@ -149,8 +136,6 @@ def _phi3(facts: Facts) -> dict[str, Any]:
         rope |= {"rope_type": "longrope", "long_factor": long, "short_factor": short}
         rope["original_max_position_embeddings"] = original
     return {
-        "architectures": ["Phi3ForCausalLM"],
-        "model_type": "phi3",
         "num_key_value_heads": facts.whole("attention.head_count_kv", heads),
         "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
         "original_max_position_embeddings": original,
@@ -218,11 +203,15 @@ _PHI3_LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 FAMILIES = {
-    "llama": Family(_llama, _LLAMA_NAMES, "model.layers", _LLAMA_LAYER, _halves),
-    "qwen2": Family(_qwen2, _LLAMA_NAMES, "model.layers", _LLAMA_LAYER),
-    "qwen3": Family(_qwen3, _LLAMA_NAMES, "model.layers", _QWEN3_LAYER),
-    "gptneox": Family(_gpt_neox, _NEOX_NAMES, "gpt_neox.layers", _NEOX_LAYER, _by_head),
-    "gemma": Family(_gemma, _LLAMA_NAMES, "model.layers", _LLAMA_LAYER, norms_more=1.0),
-    "gemma3": Family(_gemma3, _LLAMA_NAMES, "model.layers", _GEMMA3_LAYER, norms_more=1.0),
-    "phi3": Family(_phi3, _LLAMA_NAMES, "model.layers", _PHI3_LAYER),
+    "llama": Family("LlamaForCausalLM", "llama", _llama, _LLAMA_NAMES, "model.layers", _LLAMA_LAYER, _halves),
+    "qwen2": Family("Qwen2ForCausalLM", "qwen2", _qwen2, _LLAMA_NAMES, "model.layers", _LLAMA_LAYER),
+    "qwen3": Family("Qwen3ForCausalLM", "qwen3", _qwen3, _LLAMA_NAMES, "model.layers", _QWEN3_LAYER),
+    "gptneox": Family(
+        "GPTNeoXForCausalLM", "gpt_neox", _gpt_neox, _NEOX_NAMES, "gpt_neox.layers", _NEOX_LAYER, _by_head
+    ),
+    "gemma": Family("GemmaForCausalLM", "gemma", _gemma, _LLAMA_NAMES, "model.layers", _LLAMA_LAYER, norms_more=1.0),
+    "gemma3": Family(
+        "Gemma3ForCausalLM", "gemma3_text", _gemma3, _LLAMA_NAMES, "model.layers", _GEMMA3_LAYER, norms_more=1.0
+    ),
+    "phi3": Family("Phi3ForCausalLM", "phi3", _phi3, _LLAMA_NAMES, "model.layers", _PHI3_LAYER),
 }

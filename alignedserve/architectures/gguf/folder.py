@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -78,34 +78,24 @@ def _move(made: Path, folder: Path) -> None:
 
 
 def _files(file: GgufFile) -> dict[str, dict[str, Any]]:
-    model, vocabulary = read_model(file), read_vocabulary(file)
-    return {
-        "config.json": {**model.config, "eos_token_id": end_tokens(vocabulary)},
-        "generation_config.json": generation_config(vocabulary),
-        "tokenizer.json": tokenizer_json(vocabulary),
-        "tokenizer_config.json": tokenizer_config(vocabulary),
-        PLACES: described(model.tensors),
-    }
-
-
-# --- config.json, and the names of tensors
-
-
-@dataclass(frozen=True)
-class Model:
-    """Holds what goes into config.json, and tells where each tensor lies."""
-
-    config: dict[str, Any]
-    tensors: dict[str, Place]  # by the names of transformers
-
-
-def read_model(file: GgufFile) -> Model:
     facts = Facts(file)
     if facts.architecture not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise UnsupportedModel(f"{file.path}: architecture {facts.architecture} is not read from GGUF: {known} are")
     family = FAMILIES[facts.architecture]
-    return Model({**_common(facts), **family.config(facts), **_quantized(facts)}, _renamed(facts, family))
+    kind = {"architectures": [family.architecture], "model_type": family.model_type}
+    config = {**kind, **_common(facts), **family.config(facts), **_quantized(facts)}
+    tensors, vocabulary = _renamed(facts, family), read_vocabulary(file)
+    return {
+        "config.json": {**config, "eos_token_id": end_tokens(vocabulary)},
+        "generation_config.json": generation_config(vocabulary),
+        "tokenizer.json": tokenizer_json(vocabulary),
+        "tokenizer_config.json": tokenizer_config(vocabulary),
+        PLACES: described(tensors),
+    }
+
+
+# --- config.json, and the names of tensors
 
 
 def _common(facts: Facts) -> dict[str, Any]:

@@ -124,20 +124,19 @@ def _byte_level(vocabulary: Vocabulary) -> Described:
         why = f"splits texts by the rule {name} (tokenizer.ggml.pre), which is not known: {known} are"
         raise UnsupportedModel(f"{vocabulary.file.path}: its tokenizer {why}")
     split = SPLITS[name]
+    splits = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in split.patterns
+    ]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     merges = [merge.split(" ", 1) for merge in vocabulary.get("merges") or []]
     return {
         **_usual(vocabulary, split.begins),
         "normalizer": {"type": split.normal_form} if split.normal_form else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*_splits(split), level]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, level]},
         "decoder": level,
         "model": _bpe(vocabulary.ids, merges, ignore_merges=split.ignores_merges),
     }
-
-
-def _splits(split: Split) -> Iterator[Described]:
-    for pattern in split.patterns:
-        yield {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
 # --- SentencePiece
@@ -145,7 +144,8 @@ def _splits(split: Split) -> Iterator[Described]:
 
 def _sentence_piece(vocabulary: Vocabulary) -> Described:
     adds_space = vocabulary.get("add_space_prefix") is not False
-    ids = {_respelled(text): number for text, number in vocabulary.ids.items()}
+    # Tokens of several spaces have them plain in files, where SentencePiece writes its own.
+    ids = {text if text.strip(" ") else _SPACE * len(text): number for text, number in vocabulary.ids.items()}
     replace: Described = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     back: Described = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
     prepend = [{"type": "Prepend", "prepend": _SPACE}] if adds_space else []
@@ -158,11 +158,6 @@ def _sentence_piece(vocabulary: Vocabulary) -> Described:
         "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
         "model": _bpe(ids, _merges(vocabulary, ids), unk_token=unknown, fuse_unk=True, byte_fallback=True),
     }
-
-
-def _respelled(text: str) -> str:
-    """Return a token of several spaces as SentencePiece writes it: files have it with plain spaces."""
-    return text if text.strip(" ") else _SPACE * len(text)
 
 
 def _merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[list[str]]:
