@@ -168,18 +168,13 @@ def read_value(setting: Setting, value: Any, where: str) -> Any:
 
 def _known(path: str, source: str, settings: Settings) -> Setting:
     if path in _sections(settings):
-        raise ConfigError(
-            f"{source}: {path} is a section of settings: name a setting in it, such as {_first(path, settings)}"
-        )
+        first = next(inner for inner in settings if inner.startswith(f"{path}."))
+        raise ConfigError(f"{source}: {path} is a section of settings: name a setting in it, such as {first}")
     if path not in settings:
         shown = path if path.isprintable() else repr(path)
         meant = hint(path, [*settings, *_sections(settings)])
         raise ConfigError(f"{source}: {shown} is not a setting{meant}")
     return settings[path]
-
-
-def _first(section: str, settings: Settings) -> str:
-    return next(path for path in settings if path.startswith(f"{section}."))
 
 
 def _sections(settings: Settings) -> list[str]:

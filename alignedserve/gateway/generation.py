@@ -13,7 +13,7 @@ from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.http.records import BodyMeter
 from alignedserve.gateway.openai.reading import AnswerPiece, AnswerReader
 from alignedserve.owner.client import Delivered, GivenUp, Overloaded, OwnerClient, Settle
-from alignedserve.shell.event_loop import ENDS
+from alignedserve.shell.event_loop import ENDS, end_tasks
 from alignedserve.tracing.traces import Follow
 
 Numbered: TypeAlias = tuple[int, AnswerPiece]  # with the number of the choice, in the order of the requests
@@ -167,9 +167,7 @@ class Generation:
                 else:
                     yield item
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(*tasks)
 
     async def _forward(self, sources: Iterable[AsyncGenerator[Numbered, None]]) -> None:
         """Put the pieces of one source after the other into the queue, as long as others leave any, and at the end

@@ -42,6 +42,7 @@ from alignedserve.gateway.openai.requests import (
 from alignedserve.gateway.openai.strict import ListOf, Strict, fault
 from alignedserve.gateway.openai.types import PromisedRequest, Prompt, TokenId, kind_of_prompts, listed_prompts
 from alignedserve.owner.client import Delivered, OwnerClient, Settle
+from alignedserve.shell.event_loop import end_tasks
 from alignedserve.text.text_model import TextModel
 
 MOST_INPUTS = 2048  # of a body, as for OpenAI
@@ -377,7 +378,5 @@ async def all_of(work: Iterable[Callable[[], Awaitable[T]]], at_once: int) -> li
     try:
         await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
     return [results[number] for number in range(len(results))]

@@ -80,7 +80,7 @@ from alignedserve.owner.siblings import Siblings, siblings
 from alignedserve.protocol.commands import SetTimer
 from alignedserve.protocol.events import TimerFired
 from alignedserve.shell.bounded_threads import BoundedThreads, WorkTooLong
-from alignedserve.shell.event_loop import ENDS, run_loop
+from alignedserve.shell.event_loop import ENDS, end_tasks, run_loop
 from alignedserve.shell.part import OnStart, Part
 from alignedserve.store.job import RESPONSES, Job, JobStatus, LineResult, Problem
 from alignedserve.store.storage import Storage, check_shared, data_folder, holder_of, open_storage
@@ -179,10 +179,7 @@ class JobRunner:
         await asyncio.gather(*map(self._repeat, loops))
 
     async def _end(self) -> None:
-        tasks = [*self._tasks, *(task for lines in self._lines.values() for task in lines)]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks, *(task for lines in self._lines.values() for task in lines))
         self._lines.clear()
         if self._opened is None:
             return

@@ -133,11 +133,7 @@ def counter_of(
     packages = [package for path in sorted(powercap.glob("intel-rapl:*")) if (package := Package.at(path)) is not None]
     if packages:
         return Counter("rapl", PackageShare(packages, stat).joules)
-    return Counter("modelled", _modelled)
-
-
-def _modelled() -> float:
-    return BUSY_W * time.process_time()
+    return Counter("modelled", lambda: BUSY_W * time.process_time())
 
 
 class GpuCounter:

@@ -28,6 +28,13 @@ def run_loop(main: Coroutine[Any, Any, None], watch: LoopWatch | None = None) ->
         uvloop.run(main)
 
 
+async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel the tasks, and return when they have ended, whatever they raise."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def _watched(main: Coroutine[Any, Any, None], watch: LoopWatch) -> None:
     loop = asyncio.get_running_loop()
 

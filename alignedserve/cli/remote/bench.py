@@ -43,7 +43,7 @@ from alignedserve.loads.records.records import RunRecord
 from alignedserve.loads.workload import Arrival, Load, Mixture
 from alignedserve.loads.workload.spec import read_workload
 from alignedserve.loads.workload.stream import Stream
-from alignedserve.shell.event_loop import run_loop
+from alignedserve.shell.event_loop import end_tasks, run_loop
 
 _ENDS = (signal.SIGINT, signal.SIGTERM)
 _LOOK_S = 0.5  # between two looks at the job
@@ -195,9 +195,10 @@ class _BenchRun:
             await self._before(server, self._options.warm_up)
 
     async def _before(self, server: _BenchedServer, number: int) -> LoadTest:
-        """Send `number` requests of each stream at once, and count none."""
+        """Send the first `number` requests of each stream at once, and count none."""
+        first = Mixture(tuple(stream.at_once(number) for stream in self._workload.streams))
         with ProgressBar(f"{server.url} before", sys.stderr) as bar:
-            return await self._played(server, _first(self._workload, number), -1 - self._options.seed - number, bar)
+            return await self._played(server, first, -1 - self._options.seed - number, bar)
 
     async def _play(self, server: _BenchedServer, seed: int) -> None:
         with ProgressBar(server.url, sys.stderr) as bar:
@@ -225,8 +226,7 @@ class _BenchRun:
         test = await self._played(server, chats, seed, bar)
         if not chats.streams:
             await self._until_interrupted(follows)
-        follows.cancel()
-        await asyncio.gather(follows, return_exceptions=True)
+        await end_tasks(follows)
         await job.look()
         await job.cancel()
         ended = records_of(lines, job.id, job.looks)
@@ -268,11 +268,6 @@ class _BenchRun:
         options = self._options
         cached = ratio(server.num_cached, num_prompt)
         return MeasuredRun(server.url, server.model, options.workload, options.seed, record, errors, cached)
-
-
-def _first(workload: Mixture, number: int) -> Mixture:
-    """Return the first `number` requests of each stream, all at once."""
-    return Mixture(tuple(stream.at_once(number) for stream in workload.streams))
 
 
 def _extent(workload: Mixture) -> str:

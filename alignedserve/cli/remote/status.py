@@ -132,6 +132,8 @@ def _told(server: DeploymentServer) -> DeploymentStatus:
     for kind, counts in stages.items():  # gateways count now, the router counted up to a second ago
         counts[_NEW] = max(0, opened.get(kind, 0) - sum(counts.values()))
         opened[kind] = sum(counts.values())
+    lacks = [] if exposed else [f"no figures: {said_by(figures)}"]
+    lacks += [] if "parts" in told else ["no parts: for keys with the scope dashboard"]
     return DeploymentStatus(
         state=told["state"],
         models=told["models"],
@@ -142,14 +144,8 @@ def _told(server: DeploymentServer) -> DeploymentStatus:
         missed=_by_class(exposed, "slo_missed", "why"),
         stages=stages,
         pool_pages=dict(sums["kv_pool_pages", "state"]),
-        lacks=_lacking(told, "" if exposed else f"no figures: {said_by(figures)}"),
+        lacks="; ".join(lacks),
     )
-
-
-def _lacking(told: dict[str, Any], figures: str) -> str:
-    """Return what this key is not told, and why."""
-    parts = "" if "parts" in told else "no parts: for keys with the scope dashboard"
-    return "; ".join(filter(None, (figures, parts)))
 
 
 def _samples(exposition: str) -> Iterator[tuple[str, dict[str, str], float]]:

@@ -23,6 +23,7 @@ from alignedserve.gateway.openai.errors import ClientGone
 from alignedserve.gateway.openai.reading import AnswerPiece
 from alignedserve.gateway.openai.shapes import AnswerShape
 from alignedserve.gateway.openai.writing import ascii_json, json_parts
+from alignedserve.shell.event_loop import end_tasks
 
 DONE = b"data: [DONE]\n\n"
 BLOCKED_S = 2.0  # that a client may read nothing before its requests are paused
@@ -105,9 +106,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
             raise ClientGone
         return working.result()
     finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        await end_tasks(working, leaving)
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
