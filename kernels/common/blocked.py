@@ -107,6 +107,8 @@ class BlockedLinear(QuantisedLinear):
 
 
 class _BlockedPath(LinearPath):
+    adds_at_once = True
+
     def __init__(
         self, kernels: MultipliesBlocks, weight: BlockedWeight, bias: Tensor | None, dtype: torch.dtype
     ) -> None:

@@ -80,6 +80,31 @@ class DecoderLayer(AttentionLayer):
     after_mlp: Norm | None = None  # of what the MLP adds
 
 
+class Mlp(Protocol):
+    """An MLP that runs by itself, such as a mixture of experts."""
+
+    @property
+    def adds_at_once(self) -> bool:
+        """Return whether `add_to` takes no more launches than `share`."""
+
+    def share(self, x: Tensor) -> Tensor:
+        """Return what this rank makes of rows [rows, hidden]; the shares of all ranks are to be summed."""
+
+    def add_to(self, x: Tensor, residual: Tensor) -> None:
+        """Add the outputs of rows, summed over ranks, to the residual, in place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlpLayer(AttentionLayer):
+    """A layer whose MLP runs by itself."""
+
+    mlp: Mlp
+    after_mlp: Norm | None = None  # of what the MLP adds
+
+
+Layer: TypeAlias = DecoderLayer | MlpLayer
+
+
 @dataclass(frozen=True)
 class Paged:
     """The places of K and V of a step's tokens, and the step's adapters."""
@@ -105,6 +130,17 @@ class Pauses:
         """Do what the pause is for; the step goes on behind it."""
         self._asked.value = 0
         self.work()
+
+
+class Sums(Protocol):
+    """Sums parts over ranks and adds them to a residual x; all are [rows, hidden], side by side. Parts may be
+    overwritten."""
+
+    def sum_add_norm(self, part: Tensor, x: Tensor, norm: Norm, after: Norm | None) -> Tensor:
+        """Add to x, in place, the sum of all ranks' parts or the norm `after` of it, and return the norm of x."""
+
+    def sum_add(self, part: Tensor, x: Tensor, after: Norm | None) -> None:
+        """Do the same where no norm follows."""
 
 
 class Decoder(Protocol):

@@ -195,9 +195,14 @@ def _within_groups(wished: Tensor, routing: Routing, is_biased: bool) -> Tensor:
 
 
 def add_experts(
-    x: Tensor, experts: ExpertWeights, chosen: Tensor, shares: Tensor, out: Tensor, silu_mul: Callable[[Tensor], Tensor]
-) -> None:
-    """Add to each row of `out` what its experts make of its row of x, one expert after another.
+    x: Tensor,
+    experts: ExpertWeights,
+    chosen: Tensor,
+    shares: Tensor,
+    out: Tensor | None,
+    silu_mul: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Return what its experts make of each row of x, one expert after another, added to `out` where that is given.
 
     `chosen` and `shares` are [rows, experts of a row]. The CPU must know how many rows each expert has.
     """
@@ -211,11 +216,12 @@ def add_experts(
     for rows, up, down in zip(taken.split(counts), experts.ups, experts.downs, strict=True):
         if len(rows):
             both = up(rows)
-            made.append(down(silu_mul(both) if experts.clamp is None else clamped(both, experts.clamp)))
+            made.append(down.share(silu_mul(both) if experts.clamp is None else clamped(both, experts.clamp)))
     of_pairs = torch.cat(made)
     if not experts.weighs_inputs:
         of_pairs *= by_pair
-    out += of_pairs.index_select(0, by_expert.argsort()).view(*chosen.shape, -1).sum(1)
+    of_rows = of_pairs.index_select(0, by_expert.argsort()).view(*chosen.shape, -1).sum(1)
+    return of_rows if out is None else out.add_(of_rows)
 
 
 def clamped(gate_up: Tensor, clamp: Clamp) -> Tensor:

@@ -79,6 +79,8 @@ def _ranges(ways: tuple[Way, ...]) -> Iterator[str]:
 class LinearPath(ABC):
     """A linear layer that is computed in one of the ways."""
 
+    adds_at_once = False  # whether `add_to` takes no more launches than the output alone
+
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -114,6 +116,14 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._paths[(x.shape[0] - 1).bit_length()](x)
+
+    def share(self, x: Tensor) -> Tensor:
+        """Return this rank's share of the output, before the sum over ranks."""
+        return self._shares[(x.shape[0] - 1).bit_length()](x)
+
+    def adds_at_once(self, rows: int) -> bool:
+        """Return whether `add_to` takes no more launches than the output alone."""
+        return self._paths[(rows - 1).bit_length()].adds_at_once
 
     def add_to(self, x: Tensor, residual: Tensor) -> None:
         """Add the output to the residual, in place. The sum is rounded once, except by torch with a bias."""
@@ -211,13 +221,10 @@ class Linear:
         self._complete()
 
     def _complete(self) -> None:
-        paths = [self._whole(path) for path in self._bare]
-        self._paths = paths + paths[-1:] * (_MOST_BITS - len(paths))
-
-    def _whole(self, path: LinearPath) -> LinearPath:
-        """Return the path with what adapters add to this share, and with the other shares."""
-        adapted = path if self._adapt is None else _AdaptedPath(path, self._adapt)
-        return adapted if self._total is None else _SummedPath(adapted, self._total)
+        adapt, total = self._adapt, self._total
+        shares = self._bare if adapt is None else [_AdaptedPath(path, adapt) for path in self._bare]
+        self._shares = shares + shares[-1:] * (_MOST_BITS - len(shares))
+        self._paths = self._shares if total is None else [_SummedPath(share, total) for share in self._shares]
 
     @property
     def ways(self) -> list[Way]:
@@ -234,6 +241,7 @@ class Linear:
 class _AdaptedPath(LinearPath):
     def __init__(self, path: LinearPath, adapt: Adapt) -> None:
         self._path, self._adapt = path, adapt
+        self.adds_at_once = path.adds_at_once
 
     def __call__(self, x: Tensor) -> Tensor:
         out = self._path(x)
@@ -259,6 +267,7 @@ class _TorchPath(LinearPath):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = weight, bias
         self._transposed = weight.t()
+        self.adds_at_once = bias is None
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self._weight, self._bias)
@@ -298,6 +307,8 @@ class CLayer(Structure):
 
 
 class NativePath(LinearPath):
+    adds_at_once = True
+
     def __init__(self, library: Library, layer: CLayer, shape: LayerShape, alive: object) -> None:
         self._alive = layer, alive  # C++ has only addresses of them
         self._out, self._inputs, self._dtype = shape.out, shape.inputs, shape.dtype

@@ -27,7 +27,7 @@ from alignedserve.errors import NotFinite
 from alignedserve.kernels.common import drawing
 from alignedserve.kernels.common.adapters import StepAdapters
 from alignedserve.kernels.common.blocked import BlockedWeight
-from alignedserve.kernels.common.decoder import Angles, Decoder, DecoderLayer, Heads, Inner, Norm
+from alignedserve.kernels.common.decoder import Angles, Decoder, Heads, Inner, Layer, Norm, Sums
 from alignedserve.kernels.common.drawing import Likeliest
 from alignedserve.kernels.common.experts import ExpertWeights, add_experts, route
 from alignedserve.kernels.common.int8_kv import dequantise_vectors, heads_written, keeps_int8, quantise_vectors
@@ -112,9 +112,11 @@ class Reference:
         """Return the experts of each row and their shares, from its logits in fp32; experts.py defines it."""
         return route(logits, routing, bias)
 
-    def add_experts(self, x: Tensor, experts: ExpertWeights, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
-        """Add to each row of `out` what its experts make of its row of x; experts.py defines it."""
-        add_experts(x, experts, chosen, shares, out, self.silu_mul)
+    def add_experts(
+        self, x: Tensor, experts: ExpertWeights, chosen: Tensor, shares: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        """Return what its experts make of each row of x, added to `out` where that is given; experts.py defines it."""
+        return add_experts(x, experts, chosen, shares, out, self.silu_mul)
 
     def adapt(self, step: StepAdapters, layer: int, x: Tensor, out: Tensor) -> None:
         """Add to `out` [rows, outputs] what the step's adapters add to the layer of this number, from x."""
@@ -124,7 +126,8 @@ class Reference:
                 own = out.narrow(1, part.first_out, part.outs)
                 own[rows] += added
 
-    def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
+    def decoder(self, layers: Sequence[Layer], sums: Sums | None = None) -> Decoder | None:
+        """Return what runs all layers in one call, where there is such; `sums`: those of several ranks."""
         return None
 
     def few_rows(
@@ -226,6 +229,19 @@ class Reference:
 
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    def normed(self, x: Tensor, norm: Norm) -> Tensor:
+        """Return a norm of either kind."""
+        if norm.centred:
+            return self.layer_norm(x, norm.weight, norm.bias, norm.eps)
+        assert norm.weight is not None
+        return self.rms_norm(x, norm.weight, norm.eps)
+
+    def add_and_norm(self, x: Tensor, part: Tensor, norm: Norm, after: Norm | None = None) -> Tensor:
+        """Add `part` to x in place, or the norm `after` of it, and return the norm of x; all are [rows, hidden]. Each
+        step is rounded."""
+        x += part if after is None else self.normed(part, after)
+        return self.normed(x, norm)
 
     def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Apply rotary positions in place: heads [rows, heads, head_dim], cos and sin [rows, rotary_dim / 2] in fp32.

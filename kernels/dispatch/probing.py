@@ -213,6 +213,16 @@ def _few_rows(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     return torch.cat([each.flatten() for each in out])
 
 
+def _added_and_normed(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
+    """Return rows to which parts are added, and their norms: of either kind, and with a norm of the parts."""
+    out = list[Tensor]()
+    for centred, is_normed in ((False, False), (False, True), (True, False)):
+        norm, after = (Norm(made(_SIZE), made(_SIZE) if centred else None, 1e-5, centred) for _ in range(2))
+        x = made(3, _SIZE)
+        out += x, kernels.add_and_norm(x, made(3, _SIZE), norm, after if is_normed else None)
+    return torch.cat(out)
+
+
 def _adapted(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     """Return the outputs of rows with either of two adapters, and with none, for a layer of two parts."""
 
@@ -278,6 +288,7 @@ _TRIALS: dict[str, Trial] = {
     ),
     "rms_norm": lambda kernels, made: kernels.rms_norm(made(3, _SIZE), made(_SIZE), 1e-5),
     "layer_norm": lambda kernels, made: kernels.layer_norm(made(3, _SIZE), made(_SIZE), made(_SIZE), 1e-5),
+    "add_and_norm": _added_and_normed,
     "rotate": lambda kernels, made: _in_place(
         made(3, 2, _SIZE), lambda x: kernels.rotate(x, made(3, 8).float(), made(3, 8).float())
     ),

@@ -13,7 +13,7 @@ from alignedserve.errors import NotFinite
 from alignedserve.kernels.build import sources
 from alignedserve.kernels.common import drawing
 from alignedserve.kernels.common.adapters import StepAdapters
-from alignedserve.kernels.common.decoder import Decoder, DecoderLayer
+from alignedserve.kernels.common.decoder import Decoder, DecoderLayer, Layer, Sums
 from alignedserve.kernels.common.int8_kv import check_dtypes, heads_written, num_kv_heads
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import PanelLinear, QuantisedLinear, QuantisedWeight
@@ -70,8 +70,10 @@ class Native(Reference):
     def identity(self) -> str:
         return f"{self.name}, {sources()}"
 
-    def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
-        return decoder_of(self.library, layers)
+    def decoder(self, layers: Sequence[Layer], sums: Sums | None = None) -> Decoder | None:
+        """Return a decoder of dense layers; None where ranks must meet between the parts of a layer."""
+        dense = [layer for layer in layers if isinstance(layer, DecoderLayer)]
+        return decoder_of(self.library, dense) if len(dense) == len(layers) and sums is None else None
 
     # --- Attention over paged blocks
 

@@ -5,16 +5,17 @@ products of few rows take in what lies beside them, where that is measured to be
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from alignedserve.kernels.common.decoder import Angles, DecoderLayer, Inner, Norm, Paged
+from alignedserve.kernels.common.decoder import Angles, DecoderLayer, Inner, Layer, Norm, Paged, Sums
 from alignedserve.kernels.common.linear import LayerShape, Linear
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.summing import Residual, SumThenNorm
 from alignedserve.kernels.triton.few_rows import MOST_ROWS
 from alignedserve.kernels.triton.launch import benchmark
 
@@ -41,12 +42,17 @@ class _Role(NamedTuple):
 
 
 class TritonDecoder:
-    """Runs layers by these kernels: they are looked up in each step, since one that fails is replaced."""
+    """Runs layers by these kernels: they are looked up in each step, since one that fails is replaced.
+
+    A product is added to the residual as it is made where nothing else stands between; else by the kernel of the next
+    norm (summing.py), as with `sums`, those of several ranks.
+    """
 
     pauses = None  # the host launches all layers long before the first has run
 
-    def __init__(self, kernels: Reference, layers: Sequence[DecoderLayer]) -> None:
-        self._kernels = kernels
+    def __init__(self, kernels: Reference, layers: Sequence[Layer], sums: Sums | None = None) -> None:
+        self._kernels, self._is_alone = kernels, sums is None
+        self._sums = SumThenNorm(kernels) if sums is None else sums
         self._layers = [(layer, layer.split) for layer in layers]
         self._ours = dict[tuple[_Role, int], bool]()  # whether our product is faster, by the bits of the rows
 
@@ -55,34 +61,53 @@ class TritonDecoder:
 
     def run(self, x: Tensor, angles: Sequence[Angles], paged: Paged, rows: Tensor | None = None) -> None:
         kernels, spans, plain = self._kernels, paged.spans, paged.adapters is None
+        residual = Residual(x, kernels, self._sums)
         for (layer, heads), cache in zip(self._layers, paged.cache.unbind(0), strict=True):
-            qkv = self._product(plain, layer.qkv, x, layer.attention_norm)
+            qkv = self._of_norm(plain, layer.qkv, residual, layer.attention_norm)
             turns = angles[layer.angles] if layer.turned else None
             query = kernels.rotate_and_write(cache, spans, qkv, heads, turns)
             attended = kernels.attend(query, cache, spans, layer.scoring)
-            self._add(plain, layer.out, layer.after_attention, attended.flatten(1), x)
-            inner = self._product(plain, layer.up, x, layer.mlp_norm, layer.inner)
-            self._add(plain, layer.down, layer.after_mlp, inner, x)
+            self._add(plain, layer.out, layer.after_attention, attended.flatten(1), residual)
+            if isinstance(layer, DecoderLayer):
+                inner = self._of_norm(plain, layer.up, residual, layer.mlp_norm, layer.inner)
+                self._add(plain, layer.down, layer.after_mlp, inner, residual)
+            elif self._adds_at_once(layer.mlp.adds_at_once, layer.after_mlp):
+                layer.mlp.add_to(residual.normed(layer.mlp_norm), x)
+            else:
+                residual.add(layer.mlp.share(residual.normed(layer.mlp_norm)), layer.after_mlp)
+        residual.finish()
 
     def rehearsals(self, milliseconds: Milliseconds = milliseconds_on_gpu) -> list[Callable[[], None]]:
         """Return what measures, role by role, whether our product or the library's is faster for some rows."""
         uses = dict[_Role, Callable[..., Tensor]]()
-        for layer, _ in self._layers:
-            attended, done = layer.after_attention is None, layer.after_mlp is None
-            for linear, norm, inner, adds in (
-                (layer.qkv, layer.attention_norm, None, False),
-                (layer.out, None, None, attended),
-                (layer.up, layer.mlp_norm, layer.inner, False),
-                (layer.down, None, None, done),
-            ):
-                role = _role(linear, norm, inner, adds)
-                if role is not None:
-                    uses.setdefault(role, partial(self._run_as, linear=linear, norm=norm, inner=inner))
+        for linear, norm, inner, adds in self._products():
+            role = _role(linear, norm, inner, adds)
+            if role is not None:
+                uses.setdefault(role, partial(self._run_as, linear=linear, norm=norm, inner=inner))
         return [
             partial(self._measure, role, rows, use, milliseconds)
             for role, use in uses.items()
             for rows in MEASURED_ROWS
         ]
+
+    def _products(self) -> Iterator[tuple[Linear, Norm | None, Inner | None, bool]]:
+        """Yield each product with the norm before it, where that does not come with the sum, and what is behind it."""
+        before = [True]  # whether the residual may be whole before the next product: as our kernels leave it, or others
+        for layer, _ in self._layers:
+            yield from ((layer.qkv, layer.attention_norm if whole else None, None, False) for whole in before)
+            before = yield from self._added(layer.out, layer.after_attention)
+            if isinstance(layer, DecoderLayer):
+                yield from ((layer.up, layer.mlp_norm if whole else None, layer.inner, False) for whole in before)
+                before = yield from self._added(layer.down, layer.after_mlp)
+            else:
+                before = [self._adds_at_once(layer.mlp.adds_at_once, layer.after_mlp)]
+
+    def _added(
+        self, linear: Linear, after: Norm | None
+    ) -> Generator[tuple[Linear, Norm | None, Inner | None, bool], None, list[bool]]:
+        adds = self._adds_at_once(True, after)
+        yield linear, None, None, adds
+        return [adds] if linear.adds_at_once(1) or not adds else [True, False]
 
     @torch.inference_mode()
     def _measure(self, role: _Role, rows: int, use: Callable[..., Tensor], milliseconds: Milliseconds) -> None:
@@ -93,22 +118,33 @@ class TritonDecoder:
         self._ours[role, (rows - 1).bit_length()] = ours < theirs
         log.info("%s of %d rows: library %.1f us, ours %.1f us", role.shape, rows, 1000 * theirs, 1000 * ours)
 
-    def _product(
-        self,
-        plain: bool,
-        linear: Linear,
-        x: Tensor,
-        norm: Norm | None = None,
-        inner: Inner | None = None,
-        out: Tensor | None = None,
+    def _is_ours(
+        self, plain: bool, linear: Linear, rows: int, norm: Norm | None, inner: Inner | None, adds: bool
+    ) -> bool:
+        """Return whether our product is the faster. What adapters add comes from the layer itself."""
+        if not plain or rows > MOST_ROWS or not self._ours:
+            return False
+        role = _role(linear, norm, inner, adds)
+        return role is not None and self._ours.get((role, (rows - 1).bit_length()), False)
+
+    def _of_norm(
+        self, plain: bool, linear: Linear, residual: Residual, norm: Norm, inner: Inner | None = None
     ) -> Tensor:
-        """Return the product of the norm of x, and what becomes of it, or add it to `out`. What adapters add comes
-        from the layer itself."""
-        is_ours = False
-        if plain and len(x) <= MOST_ROWS and self._ours:
-            role = _role(linear, norm, inner, out is not None)
-            is_ours = role is not None and self._ours.get((role, (len(x) - 1).bit_length()), False)
-        return self._run_as(is_ours, x, linear, norm, inner, out)
+        """Return the product of the residual's norm, and what becomes of it."""
+        x, within = (residual.x, norm) if residual.is_whole else (residual.normed(norm), None)
+        return self._run_as(self._is_ours(plain, linear, len(x), within, inner, False), x, linear, within, inner, None)
+
+    def _add(self, plain: bool, linear: Linear, after: Norm | None, rows: Tensor, residual: Residual) -> None:
+        """Add the product of rows to the residual."""
+        adds = self._adds_at_once(True, after)
+        is_ours = self._is_ours(plain, linear, len(rows), None, None, adds)
+        if adds and (is_ours or linear.adds_at_once(len(rows))):
+            self._run_as(is_ours, rows, linear, None, None, residual.x)
+        else:
+            residual.add(self._run_as(is_ours, rows, linear, None, None, None), after)
+
+    def _adds_at_once(self, may_add: bool, after: Norm | None) -> bool:
+        return may_add and after is None and self._is_alone
 
     def _run_as(
         self, is_ours: bool, x: Tensor, linear: Linear, norm: Norm | None, inner: Inner | None, out: Tensor | None
@@ -117,20 +153,14 @@ class TritonDecoder:
         if is_ours and norm is not None and not norm.centred and len(x) == 1:
             within = norm  # of more rows, each program would take longer for it than a kernel of its own
         elif norm is not None:
-            x = self._normed(x, norm)
+            x = self._kernels.normed(x, norm)
         if is_ours:
             return self._kernels.few_rows(x, linear.memory, linear.bias, within, inner, out)
         if out is not None:
             linear.add_to(x, out)
             return out
-        made = linear(x)
+        made = linear.share(x)
         return made if inner is None else self._inner(inner, made)
-
-    def _normed(self, x: Tensor, norm: Norm) -> Tensor:
-        if norm.centred:
-            return self._kernels.layer_norm(x, norm.weight, norm.bias, norm.eps)
-        assert norm.weight is not None
-        return self._kernels.rms_norm(x, norm.weight, norm.eps)
 
     def _inner(self, inner: Inner, up: Tensor) -> Tensor:
         match inner:
@@ -139,12 +169,6 @@ class TritonDecoder:
             case Inner.GELU:
                 return self._kernels.gelu_mul(up)
         return torch.relu_(up)
-
-    def _add(self, plain: bool, linear: Linear, after: Norm | None, rows: Tensor, x: Tensor) -> None:
-        if after is None:
-            self._product(plain, linear, rows, out=x)
-        else:
-            x += self._normed(self._product(plain, linear, rows), after)
 
 
 def _role(linear: Linear, norm: Norm | None, inner: Inner | None, adds: bool) -> _Role | None:

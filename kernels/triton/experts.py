@@ -390,14 +390,15 @@ def _sum(
     splits,
     TAKEN: tl.constexpr,
     WEIGHS: tl.constexpr,
+    ADDS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Add to a row what its experts made, each with its share."""
+    """Write what the experts of a row made, each with its share, or add it to the row."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     there = at < outputs
     own = out + row * row_stride + at
-    total = tl.load(own, mask=there, other=0.0).to(tl.float32)
+    total = tl.load(own, mask=there, other=0.0).to(tl.float32) if ADDS else tl.zeros((WIDTH,), tl.float32)
     for number in range(TAKEN):
         pair = row * TAKEN + number
         of_pair = tl.zeros((WIDTH,), tl.float32)
@@ -436,13 +437,18 @@ class TritonExperts:
             )
         return chosen, shares
 
-    def add_experts(self, x: Tensor, experts: ExpertWeights, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
+    def add_experts(
+        self, x: Tensor, experts: ExpertWeights, chosen: Tensor, shares: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        adds = out is not None
+        if out is None:
+            out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if x.dtype is not experts.dtype:
             raise ValueError(f"rows of {x.dtype} do not fit experts of {experts.dtype}")
         if x.shape != out.shape or x.shape[1] != experts.hidden or out.stride(1) != 1:
             raise ValueError(f"rows {tuple(x.shape)} and sums {tuple(out.shape)} do not fit {experts.hidden} numbers")
         if not len(x):
-            return
+            return out
         x = x if x.stride(1) == 1 else x.contiguous()
         blocks = _ExpertBlocks(chosen.contiguous(), shares.float().contiguous(), experts)
         inner = x.new_empty((blocks.pairs, experts.inner))
@@ -456,8 +462,10 @@ class TritonExperts:
             *(made, blocks.shares, out, out.stride(0), blocks.pairs, experts.hidden, splits),
             TAKEN=chosen.shape[1],
             WEIGHS=not experts.weighs_inputs,
+            ADDS=adds,
             WIDTH=width,
         )
+        return out
 
 
 class _ExpertBlocks:

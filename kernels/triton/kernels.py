@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import triton
-from alignedserve.kernels.common.decoder import DecoderLayer
+from alignedserve.kernels.common.decoder import Layer, Sums
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.triton.adapters import TritonAdapters
 from alignedserve.kernels.triton.copies import TritonCopies
@@ -32,5 +32,5 @@ class TritonKernels(
 ):
     name = f"Triton {triton.__version__}"
 
-    def decoder(self, layers: Sequence[DecoderLayer]) -> TritonDecoder:
-        return TritonDecoder(self, layers)
+    def decoder(self, layers: Sequence[Layer], sums: Sums | None = None) -> TritonDecoder:
+        return TritonDecoder(self, layers, sums)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from alignedserve.kernels.common.decoder import Norm
 from alignedserve.kernels.triton.launch import pdl, power_of_2, wait_for_kernels_before
 
 
@@ -33,6 +34,25 @@ def _norm(
     at = tl.arange(0, WIDTH)
     there = at < SIZE
     value = tl.load(x + (number // HEADS) * row_stride + (number % HEADS) * head_stride + at, mask=there, other=0.0)
+    normed = _norm_of(value, weight, bias, eps, at, there, SIZE, CENTRED, WEIGHS, SHIFTS, WIDE)
+    tl.store(out + number * SIZE + at, normed, mask=there)
+
+
+@triton.jit
+def _norm_of(
+    value,
+    weight,
+    bias,
+    eps,
+    at,
+    there,
+    SIZE: tl.constexpr,
+    CENTRED: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    SHIFTS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Return the norm of a vector, which is zero where it is not there."""
     dtype = value.dtype
     wide = value.to(tl.float32)
     if CENTRED:
@@ -44,7 +64,45 @@ def _norm(
         normed = normed * tl.load(weight + at, mask=there, other=0.0).to(tl.float32)
     if SHIFTS:
         normed = normed + tl.load(bias + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + number * SIZE + at, normed.to(dtype), mask=there)
+    return normed.to(dtype)
+
+
+@triton.jit
+def _add_and_norm(
+    x,
+    row_stride,
+    part,
+    part_stride,
+    after,
+    after_bias,
+    after_eps,
+    weight,
+    bias,
+    eps,
+    out,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CENTRED: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    SHIFTS: tl.constexpr,
+    WIDE: tl.constexpr,
+    AFTER: tl.constexpr,
+    PDL: tl.constexpr = False,
+):
+    """Add a row of parts, or the norm AFTER of it, to a row of x, and write the norm of that; both norms are alike."""
+    wait_for_kernels_before(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, WIDTH)
+    there = at < SIZE
+    added = tl.load(part + row * part_stride + at, mask=there, other=0.0)
+    if AFTER:
+        added = _norm_of(added, after, after_bias, after_eps, at, there, SIZE, CENTRED, WEIGHS, SHIFTS, WIDE)
+    own = x + row * row_stride + at
+    value = tl.load(own, mask=there, other=0.0)
+    value = (value.to(tl.float32) + added.to(tl.float32)).to(value.dtype)
+    tl.store(own, value, mask=there)
+    normed = _norm_of(value, weight, bias, eps, at, there, SIZE, CENTRED, WEIGHS, SHIFTS, WIDE)
+    tl.store(out + row * SIZE + at, normed, mask=there)
 
 
 @triton.jit
@@ -112,10 +170,30 @@ _GATED_WIDTH = 1024
 
 class TritonTokens:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return _normed(x, weight, None, eps, centred=False)
+        return _normed(x, Norm(weight, None, eps, centred=False))
 
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        return _normed(x, weight, bias, eps, centred=True)
+        return _normed(x, Norm(weight, bias, eps, centred=True))
+
+    def add_and_norm(self, x: Tensor, part: Tensor, norm: Norm, after: Norm | None = None) -> Tensor:
+        if x.shape != part.shape or x.dtype is not part.dtype or x.stride(1) != 1:
+            raise ValueError(f"{tuple(part.shape)} {part.dtype} cannot be added to {tuple(x.shape)} {x.dtype}")
+        if after is not None and _kind_of(after) != _kind_of(norm):
+            part, after = _normed(part, after), None
+        part, before = _rows_apart(part), norm if after is None else after
+        rows, size = x.shape
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        if rows:
+            _add_and_norm[(rows,)](
+                *(x, x.stride(0), part, part.stride(0), *_vectors_of(before, x), before.eps),
+                *(*_vectors_of(norm, x), norm.eps, out),
+                SIZE=size,
+                WIDTH=power_of_2(size),
+                AFTER=after is not None,
+                **_kind_of(norm),
+                **pdl(x.device),
+            )
+        return out
 
     def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
         rows, count, _ = heads.shape
@@ -146,7 +224,23 @@ def _multiplied(gate_up: Tensor, *, is_gelu: bool) -> Tensor:
     return out
 
 
-def _normed(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *, centred: bool) -> Tensor:
+def _kind_of(norm: Norm) -> dict[str, bool]:
+    """Return what a kernel is compiled for."""
+    weight = norm.weight
+    return {
+        "CENTRED": norm.centred,
+        "WEIGHS": weight is not None,
+        "SHIFTS": norm.bias is not None,
+        "WIDE": weight is not None and weight.dtype is torch.float32,
+    }
+
+
+def _vectors_of(norm: Norm, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weight and the bias; x where there is none, which is not read."""
+    return x if norm.weight is None else norm.weight, x if norm.bias is None else norm.bias
+
+
+def _normed(x: Tensor, norm: Norm) -> Tensor:
     """Return the norm over the last dimension of any shape."""
     by_head = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
     if by_head.stride(-1) != 1:
@@ -155,17 +249,11 @@ def _normed(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if rows * heads:
         _norm[(rows * heads,)](
-            *(by_head, by_head.stride(0), by_head.stride(1)),
-            x if weight is None else weight,
-            x if bias is None else bias,
-            *(out, eps),
+            *(by_head, by_head.stride(0), by_head.stride(1), *_vectors_of(norm, x), out, norm.eps),
             HEADS=heads,
             SIZE=size,
             WIDTH=power_of_2(size),
-            CENTRED=centred,
-            WEIGHS=weight is not None,
-            SHIFTS=bias is not None,
-            WIDE=weight is not None and weight.dtype is torch.float32,
+            **_kind_of(norm),
             **pdl(x.device),
         )
     return out

@@ -53,7 +53,7 @@ USUAL = dict.fromkeys(("CAPPED", "SLOPED", "WITH_SINKS"), False)
 CHANGED = CHUNK | dict.fromkeys(USUAL, True)
 SMALL = {"VECTOR": 32, "HEAD_DIM": 8, "WIDTH": 16, "GROUP": 1, "BLOCK_SIZE": 33}
 # Multiples of 16, as addresses are, so that many numbers are read at once.
-STRIDES = {"row_stride", "head_stride", "inputs", "outputs", "group", "x_row", "out_row"}
+STRIDES = {"row_stride", "part_stride", "head_stride", "inputs", "outputs", "group", "x_row", "out_row"}
 INT8, OF_INT8 = {"IN_INT8": True, "VECTOR": 1040}, {"cache": "*i8", "scales": "*i16"}
 ONE_COLUMN = {"columns": 1, "stride": 1}  # Triton treats an argument that is 1 as a constant
 TURNED = {"VECTOR": 1024, "GROUP": 4, "QUERIES": 4, "HALF": 64, "HEAD_DIM": 128, "WIDTH": 128}
@@ -125,6 +125,12 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
     yield triton_copies._quantise, LEVELS | {"TOKENS": 64, "WIDTH": 128}, {"rows": "", "tokens": WHOLE}
     yield triton_copies._expand, MOVED | {"LARGEST": 3.4e38}, {"cache": ""}
     yield triton_tokens._norm, NORM, {"x": "", "weight": "", "bias": "", "out": ""}
+    added = NORM | {"CENTRED": False, "SHIFTS": False}
+    del added["HEADS"]
+    of_added = dict.fromkeys(("x", "part", "after", "after_bias", "weight", "bias", "out"), "") | {"after_eps": "fp32"}
+    for size in ({}, {"SIZE": 4096, "WIDTH": 4096}, {"SIZE": 8192, "WIDTH": 8192}):
+        for is_normed in (False, True):
+            yield triton_tokens._add_and_norm, added | size | {"AFTER": is_normed}, of_added
     yield triton_tokens._rotate, {"HEADS": 2, "HALF": 60, "WIDTH": 64}, {"vectors": ""}
     for is_gelu in (False, True):
         yield triton_tokens._gated, {"INNER": 3000, "WIDTH": 1024, "GELU": is_gelu}, {"gate_up": "", "out": ""}
@@ -163,7 +169,9 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
         yield triton_experts._by_expert, EXPERT | OF_FP32 | kind, one_row
         yield triton_experts._by_expert, EXPERT | SMALL_EXPERT | kind, one_row | {"x": "*bf16", "out": "*bf16"}
     summed = {"TAKEN": 8, "WEIGHS": True, "WIDTH": 1024}
-    yield triton_experts._sum, summed, {"pairs": WHOLE, "made": FLOAT, "shares": FLOAT, "out": ""}
+    for adds in (False, True):
+        of_summed = {"pairs": WHOLE, "made": FLOAT, "shares": FLOAT, "out": ""}
+        yield triton_experts._sum, summed | {"ADDS": adds}, of_summed
     for columns in ({}, ONE_COLUMN):
         yield triton_sampling._forbid, {"PART": 4096} | columns, {"words": INT}
         yield triton_sampling._look, {"PART": 4096} | columns, OF_DRAW

@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from alignedserve.errors import NotFinite
 from alignedserve.forms.device.int8_pages import Int8Pages
-from alignedserve.kernels.common.decoder import Heads
+from alignedserve.kernels.common.decoder import Heads, Norm
 from alignedserve.kernels.common.int8_kv import dequantise_vectors
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
@@ -223,6 +223,37 @@ def test_norms(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     _close(KERNELS.rms_norm(x, heavy * 1.001, EPS), REFERENCE.rms_norm(wide, heavy * 1.001, EPS), dtype, 1)
     _close(KERNELS.layer_norm(x, weight, bias, EPS), REFERENCE.layer_norm(wide, heavy, shift, EPS), dtype, 1)
     _close(KERNELS.layer_norm(x, None, None, EPS), REFERENCE.layer_norm(wide, None, None, EPS), dtype, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("centred", "norms"), [(False, None), (False, torch.float32), (True, None)], ids=str)
+@pytest.mark.parametrize("has_after", [False, True], ids=["", "a norm before the sum"])
+@pytest.mark.parametrize("shape", [(3, 66), (0, 8)], ids=str)
+def test_a_sum_and_its_norm_are_those_of_two_steps_bit_by_bit(
+    shape: tuple[int, int], has_after: bool, centred: bool, norms: torch.dtype | None, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(sum(shape))
+
+    def vector() -> torch.Tensor:
+        return packed(generator, norms or dtype, shape[1])
+
+    norm, unlike = Norm(vector(), vector() if centred else None, EPS, centred), Norm(None, None, EPS, centred=True)
+    for after in (Norm(vector(), vector() if centred else None, 0.1, centred), unlike) if has_after else (None,):
+        x, part = strided(generator, dtype, *shape), strided(generator, dtype, *shape)
+        expected, kept = x.clone(), part.clone()
+        expected += part if after is None else KERNELS.normed(part, after)
+        got = KERNELS.add_and_norm(x, part, norm, after)
+        off = 2 * rounding(dtype) if dtype is torch.bfloat16 else 0.0  # which the interpreter rounds towards zero
+        torch.testing.assert_close(x, expected, rtol=off, atol=0)
+        assert torch.equal(got, KERNELS.normed(x, norm))
+        assert torch.equal(part, kept)
+
+
+def test_what_cannot_be_added_is_refused() -> None:
+    x, norm = torch.ones(2, 8), Norm(torch.ones(8), None, EPS, centred=False)
+    for part in (torch.ones(3, 8), torch.ones(2, 8).half()):
+        with pytest.raises(ValueError, match="cannot be added"):
+            KERNELS.add_and_norm(x, part, norm)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -16,7 +16,8 @@ from alignedserve.engine.adapters.layers import AdaptedLayers
 from alignedserve.engine.models.activations import ACTIVATIONS
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.weights.stacked import StackedExperts
-from alignedserve.kernels.common.decoder import AttentionLayer, DecoderLayer, Inner, Norm
+from alignedserve.kernels.common.decoder import AttentionLayer, DecoderLayer, Inner, Layer, MlpLayer, Norm
+from alignedserve.kernels.common.decoder import Mlp as DecoderMlp
 from alignedserve.kernels.common.experts import ExpertLinear, ExpertWeights, add_experts, clamped
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.dispatch.dispatcher import Kernels
@@ -25,9 +26,9 @@ _USUAL = ExpertNames()
 _INNER = {Activation.SILU: Inner.SILU, Activation.GELU_TANH: Inner.GELU}
 
 
-class Mlp(Protocol):
-    def add_to(self, x: Tensor, residual: Tensor) -> None:
-        """Add the outputs of rows to the residual, in place."""
+class Mlp(DecoderMlp, Protocol):
+    def completed(self, layer: AttentionLayer) -> Layer:
+        """Return the layer with this MLP."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,12 @@ class DenseMlp:
     activation: Activation = Activation.SILU  # of the gate
     after: Norm | None = None  # of what is added to the residual
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self._inner(x))
+    @property
+    def adds_at_once(self) -> bool:
+        return False  # it may have a norm of what is added
+
+    def share(self, x: Tensor) -> Tensor:
+        return self.down.share(self._inner(x))
 
     def add_to(self, x: Tensor, residual: Tensor) -> None:
         add_normed(self.down, self.after, self._inner(x), residual, self.kernels)
@@ -57,10 +62,9 @@ class DenseMlp:
         gate, up = made.chunk(2, dim=-1)
         return ACTIVATIONS[self.activation](gate) * up
 
-    def completed(self, layer: AttentionLayer) -> DecoderLayer | None:
-        """Return the layer with this MLP; None where no kernel runs it whole."""
+    def completed(self, layer: AttentionLayer) -> Layer:
         if self.activation not in _INNER or self.clamp is not None:
-            return None
+            return MlpLayer(**vars(layer), mlp=self, after_mlp=self.after)
         inner = _INNER[self.activation]
         return DecoderLayer(**vars(layer), up=self.up, down=self.down, inner=inner, after_mlp=self.after)
 
@@ -80,7 +84,6 @@ def dense_mlp(
     hidden: int,
     inner: int,
     bias: bool = False,
-    is_summed: bool = True,
     names: ExpertNames = _USUAL,
     clamp: Clamp | None = None,
 ) -> DenseMlp:
@@ -89,7 +92,7 @@ def dense_mlp(
         up = loader.by_rows([f"{name}.{names.gate}", f"{name}.{names.up}"], [inner] * 2, hidden, bias)
     else:
         up = loader.fused(f"{name}.{names.gate_up}", [inner] * 2, hidden, bias)
-    down = loader.by_columns(f"{name}.{names.down}", hidden, inner, bias, is_summed)
+    down = loader.by_columns(f"{name}.{names.down}", hidden, inner, bias)
     return DenseMlp(up, down, loader.kernels, clamp)
 
 
@@ -115,11 +118,9 @@ class SharedMlp:
     mlp: DenseMlp
     gate: Tensor | None  # [1, hidden]: makes the weight of each token; None: it is one
 
-    def add_to(self, x: Tensor, out: Tensor) -> None:
-        if self.gate is None:
-            self.mlp.add_to(x, out)
-        else:
-            out += F.linear(x, self.gate).sigmoid() * self.mlp(x)
+    def share(self, x: Tensor) -> Tensor:
+        made = self.mlp.share(x)
+        return made if self.gate is None else made.mul_(F.linear(x, self.gate).sigmoid())
 
 
 def _run_at_once(experts: ExpertWeights, loader: Loader) -> bool:
@@ -149,19 +150,32 @@ class ExpertsMlp:
     shared: SharedMlp | None
     total: Callable[[Tensor], None] | None  # sums the outputs over ranks
 
+    @property
+    def adds_at_once(self) -> bool:
+        return self.total is None and self.is_at_once and (self.shared is None or self.shared.gate is None)
+
+    def share(self, x: Tensor) -> Tensor:
+        return self._added(x, None if self.shared is None else self.shared.share(x))
+
     def add_to(self, x: Tensor, residual: Tensor) -> None:
-        adds_at_once = self.total is None and self.is_at_once
-        out = residual if adds_at_once else torch.zeros_like(x)
-        if self.is_at_once:
-            self.kernels.add_experts(x, self.experts, *self.router(x), out)
-        else:
-            add_experts(x, self.experts, *self.router(x), out, self.kernels.silu_mul)
-        if self.shared is not None:
-            self.shared.add_to(x, out)
+        if self.adds_at_once:
+            self._added(x, residual)
+            if self.shared is not None:
+                self.shared.mlp.add_to(x, residual)
+            return
+        out = self.share(x)
         if self.total is not None:
             self.total(out)
-        if not adds_at_once:
-            residual += out
+        residual += out
+
+    def completed(self, layer: AttentionLayer) -> Layer:
+        return MlpLayer(**vars(layer), mlp=self)
+
+    def _added(self, x: Tensor, out: Tensor | None) -> Tensor:
+        """Return what the experts make, added to `out` where that is given."""
+        if self.is_at_once:
+            return self.kernels.add_experts(x, self.experts, *self.router(x), out)
+        return add_experts(x, self.experts, *self.router(x), out, self.kernels.silu_mul)
 
 
 def mlp_of(
@@ -189,12 +203,12 @@ def _experts_mlp(config: MixtureConfig, routing: Routing, layer: str, loader: Lo
 
     def expert(number: int) -> DenseMlp:
         name, size = f"{layer}.{names.experts}.{number}", config.expert_size
-        return dense_mlp(apart, name, hidden, size, routing.has_biases, False, names, routing.clamp)
+        return dense_mlp(apart, name, hidden, size, routing.has_biases, names, routing.clamp)
 
     if config.shared_size:
         gate = f"{layer}.{names.shared_gate}.weight"
         shared = SharedMlp(
-            dense_mlp(loader, f"{layer}.{names.shared}", hidden, config.shared_size, is_summed=False),
+            dense_mlp(loader, f"{layer}.{names.shared}", hidden, config.shared_size),
             loader.vector(gate, 1, hidden) if routing.shared_is_gated else None,
         )
     each = [expert(number) for number in range(routing.experts)]

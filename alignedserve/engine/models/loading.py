@@ -19,7 +19,7 @@ from alignedserve.engine.models.model import MakeLinear
 from alignedserve.engine.weights.packed import inputs_of
 from alignedserve.engine.weights.tensors import Cut, Weights, expand_into
 from alignedserve.kernels.common import fp8
-from alignedserve.kernels.common.decoder import Decoder, DecoderLayer, Norm
+from alignedserve.kernels.common.decoder import Decoder, Layer, Norm
 from alignedserve.kernels.common.experts import ExpertLinear, ExpertPacking, ExpertWeights
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import (
@@ -32,6 +32,7 @@ from alignedserve.kernels.common.quantised import (
     rows_at_once,
     stacked,
 )
+from alignedserve.kernels.common.summing import SumThenNorm
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.signs import NO_SIGNS, Signs
 
@@ -225,15 +226,14 @@ class Loader:
         weight = self._empty(outputs, inputs).copy_(plain.t()) if found is None else found.on(self.device)
         return self._linear(weight, self.vector(f"{name}.bias", outputs))
 
-    def by_columns(self, name: str, outputs: int, inputs: int, bias: bool, is_summed: bool = True) -> Linear:
-        """Return a layer that continues from this rank's part of a layer; its outputs are summed over the ranks, unless
-        the caller sums them beside others."""
+    def by_columns(self, name: str, outputs: int, inputs: int, bias: bool) -> Linear:
+        """Return a layer that continues from this rank's part of a layer; its outputs are summed over the ranks."""
         cut, biases = self._cut(1, inputs), None
         weight = self._weight([name], [outputs], inputs, [cut])
         if bias and self.ranks.rank == 0:  # so that the sum contains it once
             biases = self.vector(f"{name}.bias", outputs)
         made = self.adapted.add(self._linear(weight, biases), [LayerPart(name, outputs)], cut)
-        if self.ranks.size > 1 and is_summed:
+        if self.ranks.size > 1:
             made.sum_with(self.ranks.total)
         return made
 
@@ -242,9 +242,10 @@ class Loader:
         rank, size = self.ranks.rank // copies, self.ranks.size // copies
         return Cut(dim, rank * share, size * share) if self.ranks.size > 1 else None
 
-    def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
-        """Return a decoder that runs all layers in one call; None if ranks must meet between the parts of a layer."""
-        made = self.kernels.decoder(layers) if self.ranks.size == 1 else None
+    def decoder(self, layers: Sequence[Layer]) -> Decoder | None:
+        """Return a decoder that runs all layers in one call; None where these kernels have none for such layers."""
+        sums = SumThenNorm(self.kernels, self.ranks.total) if self.ranks.size > 1 else None
+        made = self.kernels.decoder(layers, sums)
         self.decoders.extend(filter(None, [made]))
         return made
 

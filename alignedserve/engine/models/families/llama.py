@@ -16,7 +16,7 @@ from alignedserve.engine.models.experts import DenseMlp, Mlp, add_normed, mlp_of
 from alignedserve.engine.models.loading import KVProjections, Loader
 from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.rope import Rotation
-from alignedserve.kernels.common.decoder import Angles, AttentionLayer, DecoderLayer, Norm
+from alignedserve.kernels.common.decoder import Angles, AttentionLayer, Layer, Norm
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.scoring import Scoring
@@ -32,15 +32,14 @@ class Llama(Model):
         self._embedding_factor = float(torch.tensor(config.embedding_factor, dtype=loader.dtype))
         self._mlps: list[Mlp] = []
         self._layers = [self._layer(number, loader) for number in range(config.num_layers)]
-        dense = [layer for layer in self._layers if isinstance(layer, DecoderLayer)]
-        self._decoder = loader.decoder(dense) if len(dense) == len(self._layers) else None
+        self._decoder = loader.decoder(self._layers) if config.has_kernel else None
         self._norm = _norm(config, f"{config.prefix}.norm", loader)
         self._head = loader.head(f"{config.head}.weight", self._embedding, config.tied_embeddings)
         self._rotations = [Rotation(rope, loader.device) for rope in config.ropes]
         self._ones = torch.ones(config.head_dim, dtype=loader.dtype, device=loader.device)
         self._kv = KVProjections([layer.qkv for layer in self._layers], config.query_dim, config.kv_dim)
 
-    def _layer(self, number: int, loader: Loader) -> AttentionLayer:
+    def _layer(self, number: int, loader: Loader) -> Layer:
         config, prefix, names = self._config, f"{self._config.prefix}.layers.{number}", self._config.names
         attention = f"{prefix}.self_attn"
         sinks = loader.share(f"{attention}.sinks", config.num_heads).float() if config.has_sinks else None
@@ -67,8 +66,7 @@ class Llama(Model):
             after = _norm_after(config, prefix, names.after_mlp, loader)
             mlp = replace(mlp, activation=config.activation, after=after)
         self._mlps.append(mlp)
-        whole = mlp.completed(layer) if isinstance(mlp, DenseMlp) else None
-        return layer if whole is None or not config.has_kernel else whole
+        return mlp.completed(layer)
 
     def logits(self, states: Tensor) -> Tensor:
         logits, cap = self._head(states), self._config.logit_cap
