@@ -13,5 +13,6 @@ pieces.py     What all attention in Triton shares: pieces, places in blocks, wei
 products.py   Products with quantised weights, in Triton: 4 and 8 bits, and rows as whole numbers.
 sampling.py   Draw tokens from logits, and log-probabilities, in Triton; the CPU never waits.
 schedule.py   Cut attention into pieces of about equal length, which a GPU computes side by side.
+sums.py       Sum the parts of all ranks, add the sum to the residual, and write its norm, in one kernel.
 tokens.py     Norms, rotation and activation of each token, in Triton.
 """

@@ -34,12 +34,12 @@ def _norm(
     at = tl.arange(0, WIDTH)
     there = at < SIZE
     value = tl.load(x + (number // HEADS) * row_stride + (number % HEADS) * head_stride + at, mask=there, other=0.0)
-    normed = _norm_of(value, weight, bias, eps, at, there, SIZE, CENTRED, WEIGHS, SHIFTS, WIDE)
+    normed = norm_of(value, weight, bias, eps, at, there, SIZE, CENTRED, WEIGHS, SHIFTS, WIDE)
     tl.store(out + number * SIZE + at, normed, mask=there)
 
 
 @triton.jit
-def _norm_of(
+def norm_of(
     value,
     weight,
     bias,
@@ -96,12 +96,12 @@ def _add_and_norm(
     there = at < SIZE
     added = tl.load(part + row * part_stride + at, mask=there, other=0.0)
     if AFTER:
-        added = _norm_of(added, after, after_bias, after_eps, at, there, SIZE, CENTRED, WEIGHS, SHIFTS, WIDE)
+        added = norm_of(added, after, after_bias, after_eps, at, there, SIZE, CENTRED, WEIGHS, SHIFTS, WIDE)
     own = x + row * row_stride + at
     value = tl.load(own, mask=there, other=0.0)
     value = (value.to(tl.float32) + added.to(tl.float32)).to(value.dtype)
     tl.store(own, value, mask=there)
-    normed = _norm_of(value, weight, bias, eps, at, there, SIZE, CENTRED, WEIGHS, SHIFTS, WIDE)
+    normed = norm_of(value, weight, bias, eps, at, there, SIZE, CENTRED, WEIGHS, SHIFTS, WIDE)
     tl.store(out + row * SIZE + at, normed, mask=there)
 
 
@@ -178,19 +178,19 @@ class TritonTokens:
     def add_and_norm(self, x: Tensor, part: Tensor, norm: Norm, after: Norm | None = None) -> Tensor:
         if x.shape != part.shape or x.dtype is not part.dtype or x.stride(1) != 1:
             raise ValueError(f"{tuple(part.shape)} {part.dtype} cannot be added to {tuple(x.shape)} {x.dtype}")
-        if after is not None and _kind_of(after) != _kind_of(norm):
+        if after is not None and kind_of(after) != kind_of(norm):
             part, after = _normed(part, after), None
         part, before = _rows_apart(part), norm if after is None else after
         rows, size = x.shape
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if rows:
             _add_and_norm[(rows,)](
-                *(x, x.stride(0), part, part.stride(0), *_vectors_of(before, x), before.eps),
-                *(*_vectors_of(norm, x), norm.eps, out),
+                *(x, x.stride(0), part, part.stride(0), *vectors_of(before, x), before.eps),
+                *(*vectors_of(norm, x), norm.eps, out),
                 SIZE=size,
                 WIDTH=power_of_2(size),
                 AFTER=after is not None,
-                **_kind_of(norm),
+                **kind_of(norm),
                 **pdl(x.device),
             )
         return out
@@ -224,7 +224,7 @@ def _multiplied(gate_up: Tensor, *, is_gelu: bool) -> Tensor:
     return out
 
 
-def _kind_of(norm: Norm) -> dict[str, bool]:
+def kind_of(norm: Norm) -> dict[str, bool]:
     """Return what a kernel is compiled for."""
     weight = norm.weight
     return {
@@ -235,7 +235,7 @@ def _kind_of(norm: Norm) -> dict[str, bool]:
     }
 
 
-def _vectors_of(norm: Norm, x: Tensor) -> tuple[Tensor, Tensor]:
+def vectors_of(norm: Norm, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weight and the bias; x where there is none, which is not read."""
     return x if norm.weight is None else norm.weight, x if norm.bias is None else norm.bias
 
@@ -249,11 +249,11 @@ def _normed(x: Tensor, norm: Norm) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if rows * heads:
         _norm[(rows * heads,)](
-            *(by_head, by_head.stride(0), by_head.stride(1), *_vectors_of(norm, x), out, norm.eps),
+            *(by_head, by_head.stride(0), by_head.stride(1), *vectors_of(norm, x), out, norm.eps),
             HEADS=heads,
             SIZE=size,
             WIDTH=power_of_2(size),
-            **_kind_of(norm),
+            **kind_of(norm),
             **pdl(x.device),
         )
     return out

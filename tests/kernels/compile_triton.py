@@ -33,6 +33,7 @@ from alignedserve.kernels.triton import few_rows as triton_few_rows
 from alignedserve.kernels.triton import latent as triton_latent
 from alignedserve.kernels.triton import products as triton_products
 from alignedserve.kernels.triton import sampling as triton_sampling
+from alignedserve.kernels.triton import sums as triton_sums
 from alignedserve.kernels.triton import tokens as triton_tokens
 
 INT, LONG, FLOAT, DOUBLE, WHOLE = "*i32", "*i64", "*fp32", "*fp64", "i32"
@@ -63,6 +64,7 @@ FEW = dict.fromkeys(("NORMED", "HAS_BIAS", "ADDS", "WIDE"), False) | {"GATE": 0}
 ONE_ROW = {"ROWS": 1, "NORM_WIDTH": 4096, "OUTS": 8, "DEPTH": 512}
 FEW_ROWS = {"ROWS": 16, "NORM_WIDTH": 512, "OUTS": 8, "DEPTH": 512}
 OF_FEW = dict.fromkeys(("x", "weight", "bias", "norm", "out"), "") | {"rows": WHOLE}
+SUMMED = {"RANK": 1, "RANKS": 2, "FLAGS": 2048, "HALF": 32768, "AFTER": False, "NORMS": True, "INTERPRETED": False}
 MOVED = {"SIZE": 1000, "WIDTH": 1024}
 LEVELS = {"LEVELS": 255, "TINY": 2.0**-100, "ENLARGE": 2.0**64}
 NORM = {
@@ -131,6 +133,8 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
     for size in ({}, {"SIZE": 4096, "WIDTH": 4096}, {"SIZE": 8192, "WIDTH": 8192}):
         for is_normed in (False, True):
             yield triton_tokens._add_and_norm, added | size | {"AFTER": is_normed}, of_added
+    for kind in ({}, {"SIZE": 4096, "WIDTH": 4096}, {"SIZE": 8192, "WIDTH": 8192, "RANKS": 8, "AFTER": True}):
+        yield triton_sums._sum_add_norm, added | SUMMED | kind, of_added | {"addresses": LONG, "rows": WHOLE}
     yield triton_tokens._rotate, {"HEADS": 2, "HALF": 60, "WIDTH": 64}, {"vectors": ""}
     for is_gelu in (False, True):
         yield triton_tokens._gated, {"INNER": 3000, "WIDTH": 1024, "GELU": is_gelu}, {"gate_up": "", "out": ""}
@@ -283,6 +287,8 @@ def compiled(
     options = {} if stages is None else {"num_stages": stages}
     if function.__name__ == "_rotate_and_write":
         options["num_warps"] = 1
+    if function.__name__ == "_sum_add_norm":
+        options = {"num_warps": triton_sums.warps(constants["SIZE"]), "num_stages": 1}
     if choice is not None:
         options = {"num_stages": choice.num_stages, "num_warps": choice.num_warps}
     return function, triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
