@@ -106,7 +106,8 @@ STEPS = (
     Step("b", "roads", ("-m", "lab.benchmarks.roads", "--device", "cuda"), 60, "KV from worker to worker"),
     Step("b", "quantised", gpu("gpu", "quantised"), 80, "Quantised weights"),
     Step("b", "others", tests("b", "tests/gpu/test_transports.py", "tests/gpu/test_products.py",
-        "tests/gpu/test_experts.py", "tests/gpu/test_rehearsing.py"), 90, "Tests of transports and quantised weights"),
+        "tests/gpu/test_experts.py", "tests/gpu/test_rehearsing.py", "tests/gpu/test_sums.py"), 90,
+        "Tests of transports, quantised weights and sums of ranks"),
     Step("b", "alignment", gpu("gpu_ceilings", "alignment"), 30, "Long requests among short"),
 )  # fmt: skip
 

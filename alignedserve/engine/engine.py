@@ -28,6 +28,7 @@ from alignedserve.engine.calibration import logits_of
 from alignedserve.engine.device import devices, large_pages
 from alignedserve.engine.device.devices import CPU, out_of_memory
 from alignedserve.engine.device.ranks import ALONE, OTHER_RANK, RankLinks
+from alignedserve.engine.device.shared_sums import Maps
 from alignedserve.engine.graphs import CAPTURED, STEP_BY_STEP, Capture, Computed, StepGraphs, places_for
 from alignedserve.engine.inputs import NOTHING, Before
 from alignedserve.engine.models.attention import KvAttention, attention_of
@@ -180,6 +181,7 @@ class Engine:
         self.config, model = load(folder, self.config, loader)
         self._in_turn = loader.in_turn
         self._decoder = next(iter(loader.decoders), None)
+        self._sums = next(iter(loader.sums), None)
         self._mixtures = {mixture.kind: mixture for mixture in loader.mixtures}  # one of each kind
         self._encoder = model if isinstance(model, Encoder) else None
         if not isinstance(model, Encoder):
@@ -266,10 +268,11 @@ class Engine:
         most_tokens: int = 0,
         with_adapters: bool = False,
         only_prompts: bool = False,
+        maps: Maps | None = None,
     ) -> None:
         """Capture decode steps of up to `most` requests, and steps with prompts of up to `most_tokens` tokens, as long
         as `least` bytes are free: all ranks together. `with_adapters` says that each is captured with adapters, too;
-        `only_prompts` that no request decodes here."""
+        `only_prompts` that no request decodes here. With `maps` the ranks may sum through each other's memory."""
         assert self.has_graphs, "there is no block for padding"
         scratch, captures, config = self.num_blocks, self._captures, self.config
         places = places_for(most, units_for(config.max_positions, self.block_size), self.num_blocks)
@@ -282,6 +285,9 @@ class Engine:
         self._captured_adapters = adapters
         kinds = draw, adapters, only_prompts
         graphs = StepGraphs(most, tokens, words, forward, capture, block_size, places, scratch, self.device, *kinds)
+        if maps is not None and self._sums is not None:
+            like = torch.zeros((1, config.hidden_size), dtype=self.dtype, device=self.device)
+            self._sums.choose(maps, graphs.rows, like, capture)
         self.signs.stage(Stage.GRAPHS, len(graphs))
         graphs.capture_all(free, least, self.signs.advance, self.ranks)
         if not self.ranks.together(int(self._kernels.captures_adapters is captures_adapters)):

@@ -161,6 +161,11 @@ class StepGraphs:
         return len(self._sizes)
 
     @property
+    def rows(self) -> list[int]:
+        """Return the numbers of rows of all sizes, captured or not."""
+        return sorted({size.rows for size in self._sizes})
+
+    @property
     def captured(self) -> list[StepSize]:
         """Return the sizes that are captured."""
         return [size for size in self._sizes if size in self._graphs]

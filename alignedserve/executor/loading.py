@@ -33,6 +33,7 @@ from alignedserve.sizing.adapters import adapter_room, as_named, first_adapters
 from alignedserve.sizing.capacity import Capacity, capacity
 from alignedserve.sizing.memory import check_worker, demand
 from alignedserve.sizing.model_folder import dummy_warning
+from alignedserve.transport.mapping import CudaMaps
 
 log = logging.getLogger("alignedserve.engine")
 
@@ -145,6 +146,7 @@ def _captured(engine: Engine, config: Config, only_prompts: bool) -> str | None:
             most_tokens=config.engine.step_tokens,
             with_adapters=engine.captures_adapters,
             only_prompts=only_prompts,
+            maps=CudaMaps(engine.device),
         )
     except RankLost:
         raise

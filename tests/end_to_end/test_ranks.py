@@ -4,6 +4,8 @@ killed."""
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -47,7 +49,14 @@ def test_a_worker_with_a_killed_rank_comes_back_and_no_token_is_lost(ranked: Dep
     check_a_killed_rank(ranked, part)
 
 
-def check_a_killed_rank(ranked: Deployment, part: str) -> None:
+@rare
+def test_a_rank_that_stands_still_ends_with_one_that_is_killed(ranked: Deployment) -> None:
+    """As one does that waits for a kernel, which waits for the other rank."""
+    check_a_killed_rank(ranked, "decode-0-rank-1", still="decode-0")
+    check_a_killed_rank(ranked, "decode-0", still="decode-0-rank-1")
+
+
+def check_a_killed_rank(ranked: Deployment, part: str, still: str = "") -> None:
     wanted = mixed(REQUESTS, seed=4, outputs=(40, 80))
     earlier = {ranked.pid(name) for name in ("decode-0", "decode-0-rank-1")}
 
@@ -57,6 +66,8 @@ def check_a_killed_rank(ranked: Deployment, part: str) -> None:
             answers = [asyncio.create_task(tokens_of(http, request)) for request in wanted]
             while await asyncio.to_thread(ranked.metric, "generation_tokens_total") < before + 3 * REQUESTS:
                 await asyncio.sleep(0.02)
+            if still:
+                os.kill(ranked.pid(still), signal.SIGSTOP)
             await asyncio.to_thread(ranked.wound, part)
             return await asyncio.wait_for(asyncio.gather(*answers), BACK_S)
 

@@ -204,7 +204,7 @@ def test_no_rank_waits_for_one_whose_memory_ends_in_the_middle_of_a_capture(
     total, num = Team.total, count(1)
 
     def fuller(team: Team, x: torch.Tensor) -> None:
-        if team.rank == 1 and len(x) == 2 and team._is_apart is apart and next(num) == 2:
+        if team.rank == 1 and len(x) == 2 and team.is_apart is apart and next(num) == 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         total(team, x)
 

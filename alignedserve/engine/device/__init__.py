@@ -7,4 +7,5 @@ pace.py         The pace of copies beside the steps: full speed while no step ru
 pinning.py      Registers the arena's mapping with CUDA, so that copies to and from a GPU need no stop.
 rank_store.py   What ranks tell each other to make NCCL's communicator.
 ranks.py        The ranks of a worker: processes that share one model, each with a part of every layer.
+shared_sums.py  Sums of ranks through each other's memory, where that is faster than NCCL.
 """

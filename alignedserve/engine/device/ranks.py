@@ -1,9 +1,9 @@
 """The ranks of a worker: processes that share one model, each with a part of every layer.
 
-This file sums their results or puts them side by side: over sockets between CPUs, over NCCL between GPUs. Between CPUs
-each rank sends its part to every other, and all sum in order of rank, so all have the same bits. Rank 0 holds the
-worker's shell and core; it tells the other ranks what to do as plain bytes: nothing is unpickled. How ranks connect:
-transport/joining.py.
+This file sums their results or puts them side by side: over sockets between CPUs, over NCCL between GPUs, whose sums of
+few rows may go through each other's memory (shared_sums.py). Between CPUs each rank sends its part to every other, and
+all sum in order of rank, so all have the same bits. Rank 0 holds the worker's shell and core; it tells the other ranks
+what to do as plain bytes: nothing is unpickled. How ranks connect: transport/joining.py.
 
     layer              each rank has                 afterwards
     query, key, value  the rows of its heads         nothing: they attend to their own K and V
@@ -83,6 +83,7 @@ class RankLinks:
 
     rank, size = 0, 1
     captures = True  # whether what this does in the middle of a step can be captured
+    is_apart = False  # whether it waits for no other rank
 
     def total(self, x: Tensor) -> None:
         """Sum the tensor over all ranks, in place."""
@@ -106,6 +107,10 @@ class RankLinks:
     def least(self, number: int) -> int:
         """Return the smallest of the numbers of all ranks."""
         return number
+
+    def all_say(self, text: str) -> list[str]:
+        """Exchange a text between all ranks and return the texts in order of rank."""
+        return [text]
 
     def together(self, number: int) -> int:
         """Return the smallest of the numbers of all ranks, 0 or more; RankGaveUp where another rank has given up."""
@@ -143,21 +148,20 @@ class Team(RankLinks):
         self.captures = on_gpu = device.type == "cuda"
         # The store is kept here: torch keeps none of Python alive.
         self._nccl, self._store = _nccl(links.tensors, rank, size) if on_gpu else (None, None)
-        self._is_apart = False
         if not on_gpu:
             for peer in self._peers.values():
                 peer.setblocking(False)
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        self._is_apart = True
+        self.is_apart = True
         try:
             yield
         finally:
-            self._is_apart = False
+            self.is_apart = False
 
     def total(self, x: Tensor) -> None:
-        if self._is_apart:
+        if self.is_apart:
             return
         if self._nccl is not None:
             _wait(self._nccl.allreduce([x], _in_stream("AllreduceOptions")))
@@ -168,9 +172,9 @@ class Team(RankLinks):
     def side_by_side(self, x: Tensor) -> Tensor:
         x = x.contiguous()
         if self._nccl is None:
-            return torch.cat([x] * self.size if self._is_apart else self._exchanged(x), dim=1)
+            return torch.cat([x] * self.size if self.is_apart else self._exchanged(x), dim=1)
         parts = x.new_empty((self.size, *x.shape))
-        if not self._is_apart:
+        if not self.is_apart:
             _wait(self._nccl._allgather_base(parts, x, _in_stream("AllgatherOptions")))
         return parts.transpose(0, 1).flatten(1)
 
@@ -190,7 +194,6 @@ class Team(RankLinks):
         return min(map(int, self.all_say(str(number))))
 
     def all_say(self, text: str) -> list[str]:
-        """Exchange a text between all ranks and return the texts in order of rank."""
         if self.rank:
             self._said[0].tell(text.encode())
             return list(json.loads(self.hear(self.size * SHORT)))

@@ -15,6 +15,7 @@ from alignedserve.engine.adapters.layers import AdaptedLayers, LayerPart, RowOrd
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.large_pages import KeptMemory, Slabs
 from alignedserve.engine.device.ranks import ALONE, RankLinks
+from alignedserve.engine.device.shared_sums import SharedSums
 from alignedserve.engine.models.model import MakeLinear
 from alignedserve.engine.weights.packed import inputs_of
 from alignedserve.engine.weights.tensors import Cut, Weights, expand_into
@@ -89,6 +90,7 @@ class Loader:
     at_once: bool = False  # whether the layers read are of experts that a kernel may run at once
     in_turn: list[str] = field(default_factory=list)  # why experts run one after another here, though kernels could
     decoders: list[Decoder] = field(default_factory=list)  # that run all layers in one call: one at most
+    sums: list[SharedSums] = field(default_factory=list)  # of such a decoder, where several ranks share it
     signs: Signs = NO_SIGNS  # of how many bytes are read
     _made: list[int] = field(default_factory=list)  # bytes of each tensor made
     _slabs: Slabs = field(default_factory=Slabs)
@@ -244,8 +246,11 @@ class Loader:
 
     def decoder(self, layers: Sequence[Layer]) -> Decoder | None:
         """Return a decoder that runs all layers in one call; None where these kernels have none for such layers."""
-        sums = SumThenNorm(self.kernels, self.ranks.total) if self.ranks.size > 1 else None
+        sums = None
+        if self.ranks.size > 1:
+            sums = SharedSums(self.ranks, SumThenNorm(self.kernels, self.ranks.total), layers)
         made = self.kernels.decoder(layers, sums)
+        self.sums.extend([sums] if made is not None and sums is not None else [])
         self.decoders.extend(filter(None, [made]))
         return made
 
