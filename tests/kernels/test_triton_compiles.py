@@ -54,6 +54,8 @@ def test_kernels_compile_for_gpus(arch: int) -> None:
             "_finish",
             "_shrink",
             "_attend_latent",
+            "_add_and_norm",
+            "_sum_add_norm",
             "_sum_ranks",
             "_add_panels",
             "_count",
