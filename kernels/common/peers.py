@@ -26,6 +26,7 @@ from torch import Tensor
 MOST_CHANNELS = 128
 HALF = 32 << 10  # bytes of rows: with all channels 512 rows of 4,096 numbers of 16 bits
 _FLAG = 8  # bytes
+FOR_EVER, A_WHILE = (1 << 31) - 1, (1 << 24) - 1  # polls, of some 0.5 us by estimate; both odd, for one compiled kernel
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Peers:
     channels: int
     memory: tuple[Tensor, ...]  # of each rank, bytes
     addresses: Tensor  # of each, on the device
+    most_polls: int = FOR_EVER  # of a flag: a kernel that gives up makes wrong sums
 
     @property
     def size(self) -> int:

@@ -58,6 +58,7 @@ def _sum_add_norm(
     out,
     addresses,
     rows,
+    most_polls,
     RANK: tl.constexpr,
     RANKS: tl.constexpr,
     FLAGS: tl.constexpr,
@@ -92,8 +93,9 @@ def _sum_add_norm(
         its_flags = tl.load(addresses + other).to(tl.pointer_type(tl.int64)) + channel * RANKS
         _say(its_flags + RANK, turn, INTERPRETED)
     for other in tl.static_range(RANKS):
-        while tl.atomic_add(flags + other, 0, sem="acquire", scope="sys") < turn:
-            pass
+        polls = 0
+        while (tl.atomic_add(flags + other, 0, sem="acquire", scope="sys") < turn) & (polls < most_polls):
+            polls += 1
     for number in range(tl.cdiv(rows - channel, step)):
         row = (channel + number * step).to(tl.int64)
         total = tl.zeros((WIDTH,), tl.float32)
@@ -127,7 +129,7 @@ def sum_over(peers: Peers, part: Tensor, x: Tensor, norm: Norm | None, after: No
     out = x if norm is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _sum_add_norm[(min(rows, peers.channels),)](
         *(part, part.stride(0), x, x.stride(0), *vectors_of(first, x), first.eps),
-        *(*vectors_of(last, x), last.eps, out, peers.addresses, rows),
+        *(*vectors_of(last, x), last.eps, out, peers.addresses, rows, peers.most_polls),
         RANK=peers.rank,
         RANKS=peers.size,
         FLAGS=peers.flags,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partialmethod
 from itertools import cycle
 from pathlib import Path
@@ -17,7 +19,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from alignedserve.core import Chunk, Decode, KvForm, Sampling, StepPlan
 from alignedserve.engine.device import shared_sums
 from alignedserve.engine.device.ranks import Team
-from alignedserve.engine.device.shared_sums import Run, SharedSums
+from alignedserve.engine.device.shared_sums import Run, SharedSums, meet_in_memory
 from alignedserve.engine.engine import Engine
 from alignedserve.kernels.common.decoder import Norm
 from alignedserve.kernels.common.peers import Peers
@@ -85,6 +87,9 @@ def choosing(team: Team, folder: Path, fault: str, on: tuple[int, ...], faster: 
     patch_once(setattr)
     settings: Any = shared_sums
     settings._TIMES = settings._REPLAYS = 1
+    settings.A_WHILE = 20
+    if fault == "flags" and team.rank in on:
+        settings.meet_in_memory = _meet_and_part
     heard = Heard()
     others = Noting(Reference(), team.total)
     norm = Norm(torch.linspace(1, 2, HIDDEN), None, 1e-5, centred=False)
@@ -108,6 +113,13 @@ def choosing(team: Team, folder: Path, fault: str, on: tuple[int, ...], faster: 
 def layer_with(norm: Norm) -> Any:
     """Return a layer, of which nothing but its norms counts here."""
     return SimpleNamespace(attention_norm=norm, after_attention=None, mlp_norm=norm, after_mlp=None)
+
+
+def _meet_and_part(team: Team, maps: Any, device: torch.device) -> Peers:
+    """Meet, but in memory whose later changes no other rank sees."""
+    met = meet_in_memory(team, maps, device)
+    memory = tuple(of.clone() for of in met.memory)
+    return replace(met, memory=memory, addresses=torch.tensor([of.data_ptr() for of in memory]))
 
 
 def _captured(run: Run) -> Run:
@@ -186,6 +198,17 @@ def test_where_one_rank_cannot_share_memory_all_sum_otherwise(
         assert said.rows == []
         assert said.calls == [1, 2, 5, 3]
         assert said.lines == [f"ranks sum by NCCL: {why}"]
+
+
+def test_flags_that_never_arrive_end_in_sums_the_other_way_and_not_in_a_hang(
+    chosen: Callable[..., list[Said]],
+) -> None:
+    for said in chosen(2, "flags", (1,), (SIZES, SIZES)):
+        assert said.rows == []
+        assert said.calls == [1, 2, 5, 3]
+        assert re.fullmatch(
+            r"ranks sum by NCCL: through memory, ranks sum 1 rows to off by [0-9.]+, off by [0-9.]+", said.lines[0]
+        )
 
 
 def test_captured_steps_sum_through_memory_and_say_what_one_rank_says(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 from zlib import crc32
@@ -26,7 +27,7 @@ from alignedserve.engine.device.ranks import RankLinks
 from alignedserve.errors import AlignedServeError, RankLost
 from alignedserve.kernels.common.decoder import Layer, Norm, Sums
 from alignedserve.kernels.common.failing import fault_of_kernel
-from alignedserve.kernels.common.peers import MOST_CHANNELS, Peers, bytes_for
+from alignedserve.kernels.common.peers import A_WHILE, MOST_CHANNELS, Peers, bytes_for
 
 log = logging.getLogger("alignedserve.engine")
 
@@ -99,31 +100,40 @@ class SharedSums:
         row."""
         ranks = self._ranks
         try:
-            self._peers = peers = meet_in_memory(ranks, maps, like.device)
+            peers = meet_in_memory(ranks, maps, like.device)
             _each(ranks, like.device, partial(self._rehearse, peers, like, capture))
+            kept, told = self._compared(peers, sizes, like, capture, milliseconds)
         except NotShared as error:
-            self._peers = None
+            self.rows, self._peers = frozenset(), None
             log.info("ranks sum by NCCL: %s", error)
             return
+        self.rows = frozenset(kept)
+        log.info("a sum of %d ranks by NCCL / through memory, us: %s", ranks.size, "; ".join(told))
+        log.info("ranks sum through memory for %s rows", ", ".join(map(str, sorted(kept))) or "no number of")
+
+    def _compared(
+        self, peers: Peers, sizes: Sequence[int], like: Tensor, capture: Capture, milliseconds: Callable[[Run], float]
+    ) -> tuple[list[int], list[str]]:
+        """Return for which sizes memory is faster, and the times of each. Raises NotShared where sums differ."""
+        ranks, kept, told = self._ranks, list[int](), list[str]()
         self.rows = fitting = frozenset(rows for rows in sizes if peers.takes(like.expand(rows, -1)))
-        kept, told = set[int](), list[str]()
         for rows in sorted(fitting):
             try:
-                differs = self._differs(rows, like)
+                self._peers = replace(peers, most_polls=A_WHILE)  # flags that do not arrive are wrong sums, and no hang
+                self._compare(rows, like)
+                self._peers = peers
                 theirs, ours = (
                     self._measured(sums, rows, like, capture, milliseconds) for sums in (self._others, self)
                 )
-            except AlignedServeError:
+            except (AlignedServeError, NotShared):
                 raise
             except Exception as error:
                 why = out_of_memory(error) or fault_of_kernel(error, like.device)
                 raise RankLost(f"a sum of {rows} rows, for which the other ranks wait, has failed: {why}") from error
-            if ranks.agree(differs is None and ours < theirs):
-                kept.add(rows)
-            told.append(f"{rows} rows {1000 * theirs:.1f} / {1000 * ours:.1f}{differs or ''}")
-        self.rows = frozenset(kept)
-        log.info("a sum of %d ranks by NCCL / through memory, us: %s", ranks.size, "; ".join(told))
-        log.info("ranks sum through memory for %s rows", ", ".join(map(str, sorted(kept))) or "no number of")
+            if ranks.agree(ours < theirs):
+                kept.append(rows)
+            told.append(f"{rows} rows {1000 * theirs:.1f} / {1000 * ours:.1f}")
+        return kept, told
 
     def _rehearse(self, peers: Peers, like: Tensor, capture: Capture) -> None:
         """Compile, capture and run what the ranks will run together, without waiting for another rank."""
@@ -134,8 +144,8 @@ class SharedSums:
                 capture(partial(_sum_over, alone, x, x, norm, after))()
         finish(like.device)
 
-    def _differs(self, rows: int, like: Tensor) -> str | None:
-        """Return how the sums differ: either way by more than roundings, or between ranks; None where they do not."""
+    def _compare(self, rows: int, like: Tensor) -> None:
+        """Raise NotShared on all ranks where sums differ: either way by more than roundings, or between ranks."""
 
         def numbers(seed: int) -> Tensor:
             return torch.randn(rows, like.shape[1], generator=torch.Generator().manual_seed(seed)).to(like)
@@ -145,11 +155,12 @@ class SharedSums:
             x = numbers(0)
             both.append(torch.stack([x, _summed(sums, numbers(1 + self._ranks.rank), x, self._norms[0])]).cpu())
         theirs, ours = both
-        texts = self._ranks.all_say(str(crc32(ours.view(torch.uint8).numpy().tobytes())))
         off = float((theirs.float() - ours.float()).abs().max())
-        if not off <= _OFF[like.dtype] * float(theirs.float().abs().max()):
-            return f" (off by {off:g}: NCCL is kept)"
-        return None if len({*texts}) == 1 else " (not the same on all ranks: NCCL is kept)"
+        is_near = off <= _OFF[like.dtype] * float(theirs.float().abs().max())
+        bits = crc32(ours.view(torch.uint8).numpy().tobytes())
+        says = self._ranks.all_say(f"bits {bits}" if is_near else f"off by {off:g}")
+        if len({*says}) > 1 or not is_near:
+            raise NotShared(f"through memory, ranks sum {rows} rows to {', '.join(says)}")
 
     def _measured(
         self, sums: Sums, rows: int, like: Tensor, capture: Capture, milliseconds: Callable[[Run], float]
