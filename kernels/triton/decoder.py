@@ -5,7 +5,7 @@ products of few rows take in what lies beside them, where that is measured to be
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -71,7 +71,7 @@ class TritonDecoder:
             if isinstance(layer, DecoderLayer):
                 inner = self._of_norm(plain, layer.up, residual, layer.mlp_norm, layer.inner)
                 self._add(plain, layer.down, layer.after_mlp, inner, residual)
-            elif self._adds_at_once(layer.mlp.adds_at_once, layer.after_mlp):
+            elif layer.mlp.adds_at_once and self._may_add(layer.after_mlp):
                 layer.mlp.add_to(residual.normed(layer.mlp_norm), x)
             else:
                 residual.add(layer.mlp.share(residual.normed(layer.mlp_norm)), layer.after_mlp)
@@ -91,23 +91,25 @@ class TritonDecoder:
         ]
 
     def _products(self) -> Iterator[tuple[Linear, Norm | None, Inner | None, bool]]:
-        """Yield each product with the norm before it, where that does not come with the sum, and what is behind it."""
-        before = [True]  # whether the residual may be whole before the next product: as our kernels leave it, or others
+        """Yield each product: with the norm before it, unless that comes with the sum, with what becomes of it, and
+        whether it is added to the residual."""
+        whole = [True]
         for layer, _ in self._layers:
-            yield from ((layer.qkv, layer.attention_norm if whole else None, None, False) for whole in before)
-            before = yield from self._added(layer.out, layer.after_attention)
+            yield from ((layer.qkv, layer.attention_norm if is_whole else None, None, False) for is_whole in whole)
+            whole = self._whole_behind(layer.out, layer.after_attention)
+            yield layer.out, None, None, whole[0]
             if isinstance(layer, DecoderLayer):
-                yield from ((layer.up, layer.mlp_norm if whole else None, layer.inner, False) for whole in before)
-                before = yield from self._added(layer.down, layer.after_mlp)
+                yield from ((layer.up, layer.mlp_norm if is_whole else None, layer.inner, False) for is_whole in whole)
+                whole = self._whole_behind(layer.down, layer.after_mlp)
+                yield layer.down, None, None, whole[0]
             else:
-                before = [self._adds_at_once(layer.mlp.adds_at_once, layer.after_mlp)]
+                whole = [layer.mlp.adds_at_once and self._may_add(layer.after_mlp)]
 
-    def _added(
-        self, linear: Linear, after: Norm | None
-    ) -> Generator[tuple[Linear, Norm | None, Inner | None, bool], None, list[bool]]:
-        adds = self._adds_at_once(True, after)
-        yield linear, None, None, adds
-        return [adds] if linear.adds_at_once(1) or not adds else [True, False]
+    def _whole_behind(self, linear: Linear, after: Norm | None) -> list[bool]:
+        """Return whether the residual is whole behind a product: of our kernel, and of the library where that
+        differs."""
+        may_add = self._may_add(after)
+        return [True, False] if may_add and not linear.adds_at_once(1) else [may_add]
 
     @torch.inference_mode()
     def _measure(self, role: _Role, rows: int, use: Callable[..., Tensor], milliseconds: Milliseconds) -> None:
@@ -136,15 +138,16 @@ class TritonDecoder:
 
     def _add(self, plain: bool, linear: Linear, after: Norm | None, rows: Tensor, residual: Residual) -> None:
         """Add the product of rows to the residual."""
-        adds = self._adds_at_once(True, after)
+        adds = self._may_add(after)
         is_ours = self._is_ours(plain, linear, len(rows), None, None, adds)
         if adds and (is_ours or linear.adds_at_once(len(rows))):
             self._run_as(is_ours, rows, linear, None, None, residual.x)
         else:
             residual.add(self._run_as(is_ours, rows, linear, None, None, None), after)
 
-    def _adds_at_once(self, may_add: bool, after: Norm | None) -> bool:
-        return may_add and after is None and self._is_alone
+    def _may_add(self, after: Norm | None) -> bool:
+        """Return whether nothing stands between a product and the residual."""
+        return after is None and self._is_alone
 
     def _run_as(
         self, is_ours: bool, x: Tensor, linear: Linear, norm: Norm | None, inner: Inner | None, out: Tensor | None

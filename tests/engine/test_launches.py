@@ -25,6 +25,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from triton.runtime import interpreter
 
 from alignedserve.core import Sampling, StepPlan
+from alignedserve.engine.device.ranks import ALONE, RankLinks
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import Step
 from alignedserve.engine.models.rope import Rotation
@@ -56,10 +57,11 @@ class Counting(TorchDispatchMode):
         self._is_captured = self._is_silent = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if not func.is_view and not name.startswith(("empty", "new_empty", "detach", "_unsafe_view")):
+        name, made = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
+        copies = name == "to" and made is not args[0]
+        if copies or not (func.is_view or name.startswith(("empty", "new_empty", "detach", "_unsafe_view"))):
             self.launched(name)
-        return func(*args, **(kwargs or {}))
+        return made
 
     def launched(self, name: str) -> None:
         if not self._is_silent:
@@ -89,10 +91,27 @@ class Counting(TorchDispatchMode):
             self._is_silent = before
 
 
+class PlayedRanks(RankLinks):
+    """Plays the first of two ranks on a device: each sum and each join is one launch of NCCL's."""
+
+    size = 2
+
+    def __init__(self, counts: Counting) -> None:
+        self._counts = counts
+
+    def total(self, x: torch.Tensor) -> None:
+        self._counts.launched("sum of ranks")
+
+    def side_by_side(self, x: torch.Tensor) -> torch.Tensor:
+        self._counts.launched("join of ranks")
+        joined: torch.Tensor = self._counts.silently(torch.cat, [x] * self.size, 1)
+        return joined
+
+
 @contextmanager
-def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
+def counting(monkeypatch: pytest.MonkeyPatch, counts: Counting) -> Iterator[None]:
     """Play the device, and count what is launched on it."""
-    counts, run = Counting(), interpreter.GridExecutor.__call__
+    run = interpreter.GridExecutor.__call__
 
     def launch(executor: Any, *args: Any, **named: Any) -> Any:
         counts.launched(executor.fn.__name__)
@@ -114,7 +133,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
         for module in [module for module in sys.modules.values() if vars(module).get(name) is original]:
             monkeypatch.setattr(module, name, counted)
     monkeypatch.setattr(Rotation, "at", Rotation._computed)  # tables that grow are for CPUs
-    yield counts
+    yield
 
 
 def step_of(
@@ -124,17 +143,20 @@ def step_of(
     layers: int,
     num_requests: int,
     chunk: int,
-    own_products: bool,
+    own_products: bool = False,
     adapted: bool = False,
+    has_ranks: bool = False,
 ) -> Counting:
     """Return what a captured step launches. Its decodes are sampled, and go on from tokens that nobody has read; beside
     them runs the middle of a prompt, `chunk` tokens. Where steps are `adapted`, the last decode has an adapter."""
+    counts = Counting()
     engine = Engine(
         made(folder, num_hidden_layers=layers),
         num_blocks=60,
         dtype="bfloat16",
         kernels=TritonKernels(),
         has_graphs=True,
+        ranks=PlayedRanks(counts) if has_ranks else ALONE,
     )
     engine.reads_later = True
     if own_products:
@@ -150,7 +172,7 @@ def step_of(
         lives[-1].adapter = named("a", make_adapter(folder, folder / "adapter", seed=1), folder)
     prompt = driver.start("prompt", prompt_of(1, chunk + 1), 1)
     chunks = (prompt.chunk(chunk),) if chunk else ()
-    with counting(monkeypatch) as counts:
+    with counting(monkeypatch, counts):
         tokens = 8 if chunk else 0
         engine.capture(num_requests, counts.capture, lambda: 1 << 40, 0, most_tokens=tokens, with_adapters=adapted)
         sampling = Sampling(0.8, top_p=0.9)
@@ -164,21 +186,35 @@ def step_of(
     return counts
 
 
+def with_experts_alone(folder: Path, **changes: Any) -> Path:
+    return models.qwen2_moe(folder, mlp_only_layers=[], **changes)
+
+
 @pytest.mark.parametrize(
-    ("made", "of_layer", "num_requests", "chunk", "own_products", "adapted"),
+    ("made", "of_layer", "num_requests", "chunk", "options"),
     [
         # norm, query + K + V, rotation and write, attention, output; norm, gate + up, activation, down
-        pytest.param(models.gqa, 9, 1, 0, False, False, id="dense"),
-        pytest.param(models.gqa, 10, 1, 4, False, False, id="with a prompt"),  # attention twice
+        pytest.param(models.gqa, 9, 1, 0, {}, id="dense"),
+        pytest.param(models.gqa, 10, 1, 4, {}, id="with a prompt"),  # attention twice
         # norm and query + K + V, rotation and write, attention, output; norm, gate + up and activation, down
-        pytest.param(models.gqa, 6, 1, 0, True, False, id="one row by our products"),
-        pytest.param(models.gqa, 8, 2, 0, True, False, id="norms apart"),
+        pytest.param(models.gqa, 6, 1, 0, {"own_products": True}, id="one row by our products"),
+        pytest.param(models.gqa, 8, 2, 0, {"own_products": True}, id="norms apart"),
         # beside the nine of a dense layer two for each of its four products
-        pytest.param(models.gqa, 17, 2, 0, True, True, id="adapters"),
-        # norm, query + K + V, rotation, write, attention, output
+        pytest.param(models.gqa, 17, 2, 0, {"own_products": True, "adapted": True}, id="adapters"),
+        # four of norms, additions and norms before both halves become two
+        pytest.param(models.glm4, 9, 2, 0, {}, id="norms behind both halves", marks=rare),
+        # for each half a sum, and one kernel that adds it and norms
+        pytest.param(models.gqa, 11, 2, 0, {"has_ranks": True}, id="ranks"),
+        pytest.param(models.gqa, 10, 1, 0, {"has_ranks": True, "own_products": True}, id="ranks by our products"),
+        pytest.param(models.gqa, 19, 2, 0, {"has_ranks": True, "adapted": True}, id="ranks, adapters", marks=rare),
+        # norm, query + K + V, rotation and write, attention, output
         # norm, router's rows to fp32, router, choice, up, down, sum
-        pytest.param(models.mixtral, 13, 2, 0, False, False, id="experts", marks=rare),
-        pytest.param(models.mixtral, 14, 2, 4, False, False, id="experts with a prompt", marks=rare),
+        pytest.param(models.mixtral, 12, 2, 0, {}, id="experts", marks=rare),
+        pytest.param(models.mixtral, 13, 2, 4, {}, id="experts with a prompt", marks=rare),
+        pytest.param(models.mixtral, 11, 1, 0, {"own_products": True}, id="experts, one row"),
+        # beside them gate + up, activation, down, and the gate of what they make: its product, sigmoid, and factor
+        pytest.param(with_experts_alone, 18, 2, 0, {}, id="experts beside a gated one", marks=rare),
+        pytest.param(models.mixtral, 14, 2, 0, {"has_ranks": True}, id="ranks, experts", marks=rare),
     ],
 )
 def test_a_captured_step_launches_no_more_kernels_than_it_did(
@@ -186,28 +222,29 @@ def test_a_captured_step_launches_no_more_kernels_than_it_did(
     of_layer: int,
     num_requests: int,
     chunk: int,
-    own_products: bool,
-    adapted: bool,
+    options: dict[str, bool],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, two = (
-        step_of(made, tmp_path / f"{layers}", monkeypatch, layers, num_requests, chunk, own_products, adapted)
-        for layers in (1, 2)
+        step_of(made, tmp_path / f"{layers}", monkeypatch, layers, num_requests, chunk, **options) for layers in (1, 2)
     )
     by_layer = two.captured - one.captured
     assert by_layer.total() <= of_layer, by_layer
-    # Tokens of the step before, the embedding, the angles, the last norm, the head and what brings it to fp32; the rows
-    # that are wanted; three for drawing.
-    around = one.captured - by_layer
-    assert around.total() <= 14 + bool(chunk), around
-    assert one.copies == two.copies == 1 + adapted, "all that a step reads is sent at once; adapters' rows apart"
+    # Tokens of the step before, the embedding, the angles (two are brought to fp32), the last norm, the head and what
+    # brings it to fp32; the rows that are wanted; three for drawing. Where parts are held back: the first norm, the
+    # norm of the last part, and its addition. With ranks: what joins their logits.
+    around, held_back = one.captured - by_layer, 3 * ("_add_and_norm" in by_layer)
+    assert around.total() <= 16 + bool(chunk) + held_back + 2 * options.get("has_ranks", False), around
+    sent = 1 + options.get("adapted", False)
+    assert one.copies == two.copies == sent, "all that a step reads is sent at once; adapters' rows apart"
     assert two.beside == one.beside, "the host launches nothing for a layer"
     assert two.behind == Counter(copy_=1), "the tokens go to the CPU"
 
 
 def test_what_is_launched_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    with counting(monkeypatch) as counts, counts:
+    counts = Counting()
+    with counting(monkeypatch, counts), counts:
         x = torch.ones(2, 16)
         TritonKernels().rms_norm(x[:, :8], torch.ones(8), 1e-5)
         placing.put(x, x + 1)

@@ -20,6 +20,7 @@ from triton.runtime import interpreter
 from alignedserve.kernels.common.decoder import Inner, Norm
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.spans import Lie
+from alignedserve.kernels.common.summing import SumThenNorm
 from alignedserve.kernels.triton import launch
 from alignedserve.kernels.triton.kernels import TritonKernels
 from alignedserve.kernels.triton.launch import interpreting
@@ -102,6 +103,19 @@ def test_each_kernel_of_a_layer_waits_for_those_before_it(watch: Watch, rows: in
     watch.kernels.clear()
     decoder.run(x, angles, paged)
     assert set(watch.kernels) == {"_rotate_and_write", "_attend", "_few_rows"} | ({"_norm"} if rows > 1 else set())
+
+
+def test_the_kernel_behind_a_sum_of_ranks_waits_for_those_before_it(watch: Watch) -> None:
+    """The norms behind attention and MLP are in that kernel, too."""
+    generator, dtype = torch.Generator().manual_seed(7), torch.float16
+    layers = layers_of(Reference(), generator, dtype, True, False, 8, gemma=True)
+    x, summed = packed(generator, dtype, 2, layers[0].qkv.shape.inputs), list[torch.Tensor]()
+    angles = [(drawn.cos(), drawn.sin()) for drawn in torch.randn(2, 2, 4, generator=generator)]
+    paged = paged_of([Lie(1, 1, (0,)), Lie(1, 1, (1,))], layers, dtype)
+    KERNELS.decoder(layers, SumThenNorm(KERNELS, summed.append)).run(x, angles, paged)
+    assert len(summed) == 2 * len(layers)
+    assert watch.kernels.count("_add_and_norm") == 2 * len(layers) - 1, "no norm of a layer is behind the last sum"
+    assert watch.kernels.count("_norm") == 2, "before the first layer, and of the last sum"
 
 
 @pytest.mark.parametrize(("rows", "inputs", "outs"), [(1, 1100, 37), (1, 3000, 8), (5, 70, 33)])
