@@ -91,10 +91,6 @@ class CastOut(AlignedServeError):
     """The router took this process for dead: it ends, its launcher starts it again."""
 
 
-class NotFinite(AlignedServeError):
-    """Some numbers are NaN or infinite, which int8 cannot hold: their page is not compressed."""
-
-
 class FuzzError(AlignedServeError):
     """A saved run of the fuzzer or the simulator cannot be read or written, or is no such run."""
 

@@ -82,9 +82,14 @@ class PoolCopies:
         if self._pinner is not None:
             self._pinner.stop()
 
-    def begin_aside(self, copy: CopyIn | CopyOut, post: Post) -> None:
-        """Begin a copy beside the steps."""
+    def begin_aside(self, command: Copying, post: Post) -> bool:
+        """Begin a copy beside the steps; False: it is for between two steps, as all are of several ranks, which would
+        do the same work in different orders."""
+        copy = self._forms.beside(command) if isinstance(command, FormOrder) else command if command.aside else None
+        if copy is None or self._engine.ranks.size > 1:
+            return False
         self._aside.add(copy, post)
+        return True
 
     def perform(self, command: Copying) -> Event | None:
         """Perform the copy and return its result. A read counts only if every rank could read its own part."""

@@ -25,7 +25,7 @@ from alignedserve.executor.work_watch import WorkWatch
 from alignedserve.kernels.common.decoder import Pauses
 from alignedserve.kernels.common.failing import noticing_loss
 from alignedserve.machine.energy import EnergyMeter
-from alignedserve.protocol.commands import Command, CopyIn, CopyOut, PrepareSyntax, ReceiveKv, RunAmid, RunStep, SendKv
+from alignedserve.protocol.commands import Command, PrepareSyntax, ReceiveKv, RunAmid, RunStep, SendKv
 from alignedserve.protocol.events import Event, Post, StepDone, SyntaxReady
 from alignedserve.protocol.messages import Member
 from alignedserve.protocol.rank_orders import Copying, Meet, Order, PartFrom
@@ -129,10 +129,7 @@ class EngineHands:
                 ready = SyntaxReady(request.id, request.attempt)
                 self._engine.prepare_syntax(request.sampling, request.caller, lambda: post(ready))
                 return True
-            case CopyIn(aside=True) | CopyOut(aside=True) if self._engine.ranks.size == 1:
-                self._copies.begin_aside(work, post)  # ranks would do the same work in different orders
-                return True
-        return False
+        return isinstance(work, Copying) and self._copies.begin_aside(work, post)
 
     def _watched(self, post: Post) -> Post:
         def ended(done: Event | Exception) -> None:

@@ -34,7 +34,7 @@ class ProjectKv(FormOrder):
 
 @dataclass(frozen=True, slots=True)
 class CompressPage(FormOrder):
-    """Compress one page of the pool into another page, beside the steps: PageCompressed follows."""
+    """Compress one page of the pool into another page, on one GPU beside the steps: PageCompressed follows."""
 
     number: int  # of the pool's order
     pool: str

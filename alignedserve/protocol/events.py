@@ -81,7 +81,7 @@ class PageCompressed:
     pool: str  # its holder
     number: int  # of the order
     done: bool
-    seconds: float = 0.0
+    seconds: float = 0.0  # in which no step could begin
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from alignedserve.architectures.routing import Routing
 from alignedserve.core import Sampling
-from alignedserve.errors import NotFinite
 from alignedserve.kernels.common import drawing
 from alignedserve.kernels.common.adapters import StepAdapters
 from alignedserve.kernels.common.blocked import BlockedWeight
@@ -336,13 +335,11 @@ class Reference:
 
         x and the restored number differ by half a step at most, rounding aside, for any finite numbers: a constant
         channel has step 0 and is restored exactly, a range larger than any finite number does not overflow, denormal
-        numbers count. Numbers that are not finite raise NotFinite, since int8 has no place for them; the outputs are
-        then undefined.
+        numbers count. Where a number is not finite, int8 has no place for it: its channel's step is not finite either,
+        and the other outputs are undefined.
         """
         wide = rows.float()
         low, high = wide.amin(1), wide.amax(1)
-        if not (low.isfinite() & high.isfinite()).all():
-            raise NotFinite("numbers that are to be quantised are not finite: their page stays as it is")
         apart = (high * 0.5 - low * 0.5) / (LEVELS * 0.5)
         # Halved, since the range may be infinite; enlarged where the step is tiny, since its inverse may be infinite.
         by = torch.where(apart < TINY_STEP, ENLARGE, 0.5) * (apart > 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from ctypes import Structure, addressof, byref, c_float, c_int, c_int64, c_uint32, c_void_p
 
@@ -9,7 +10,6 @@ import torch
 from torch import Tensor
 
 from alignedserve.core import Sampling
-from alignedserve.errors import NotFinite
 from alignedserve.kernels.build import sources
 from alignedserve.kernels.common import drawing
 from alignedserve.kernels.common.adapters import StepAdapters
@@ -259,7 +259,7 @@ class Native(Reference):
             *(DTYPES[rows.dtype], rows.data_ptr(), rows.stride(0), rows.stride(1)), *_levels(rows, q, least, step)
         )
         if odd:
-            raise NotFinite("numbers that are to be quantised are not finite: their page stays as it is")
+            step.fill_(math.nan)
 
     def dequantise(self, q: Tensor, least: Tensor, step: Tensor, out: Tensor) -> None:
         self._dequantise(

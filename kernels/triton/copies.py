@@ -7,7 +7,6 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from alignedserve.errors import NotFinite
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.reference import ENLARGE, LARGEST, LEVELS, TINY_STEP
 from alignedserve.kernels.triton.launch import nearest, power_of_2
@@ -53,7 +52,6 @@ def _quantise(
     q_token,
     least,
     step,
-    odd,
     tokens,
     channels,
     LEVELS: tl.constexpr,
@@ -90,8 +88,7 @@ def _quantise(
         to = group * q_group + token.to(tl.int64)[:, None] * q_token + channel[None, :]
         tl.store(q + to, level.to(tl.uint8), mask=mask)
     tl.store(least + group * channels + channel, low, mask=there)
-    tl.store(step + group * channels + channel, apart, mask=there)
-    tl.store(odd + group * channels + channel, strange, mask=there)
+    tl.store(step + group * channels + channel, tl.where(strange > 0, float("nan"), apart), mask=there)
 
 
 @triton.jit
@@ -140,17 +137,14 @@ class TritonCopies:
     def quantise(self, rows: Tensor, q: Tensor, least: Tensor, step: Tensor) -> None:
         groups, tokens, channels = rows.shape
         width = min(_CHANNELS, power_of_2(channels))
-        odd = torch.empty((groups, channels), dtype=torch.int32, device=rows.device)
         _quantise[(groups, triton.cdiv(channels, width))](
-            *(rows, rows.stride(0), rows.stride(1), q, q.stride(0), q.stride(1), least, step, odd, tokens, channels),
+            *(rows, rows.stride(0), rows.stride(1), q, q.stride(0), q.stride(1), least, step, tokens, channels),
             LEVELS=LEVELS,
             TINY=TINY_STEP,
             ENLARGE=ENLARGE,
             TOKENS=_TOKENS,
             WIDTH=width,
         )
-        if odd.any():
-            raise NotFinite("numbers that are to be quantised are not finite: their page stays as it is")
 
     def expand(self, cache: Tensor, slots: Tensor, q: Tensor, least: Tensor, step: Tensor) -> None:
         layers, halves, tokens, size = q.shape

@@ -23,10 +23,14 @@ from alignedserve.engine.device.devices import Mark
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.engine import Engine
 from alignedserve.executor.hands import EngineHands
+from alignedserve.forms.orders import CompressPage
+from alignedserve.forms.pool.int8_layout import Int8Layout
 from alignedserve.kernels.common.threads import compute_alone, openmp_libraries
 from alignedserve.kvpool.arena.arena import Arena
+from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.protocol.commands import CopyIn, CopyOut, PrepareSyntax, ReceiveKv, RunStep, SendKv
-from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, KvReceived, KvSent, SyntaxReady
+from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, KvReceived, KvSent, PageCompressed, SyntaxReady
+from alignedserve.protocol.rank_orders import Copying
 from tests.engine.test_hands import BLOCK_SIZE, BLOCKS, NEXT_POOL, OTHER_BLOCKS, PAGE_SIZE, PAGES, TOKENS, create
 from tests.kernels.samples import threads as torch_threads
 from tests.samples import POOL_MEMBER, request
@@ -57,7 +61,7 @@ class Bench:
         self.hands = EngineHands(engine, path, PAGE_SIZE, verify=True, pace=pace)
         self._posted: queue.Queue[Event | Exception] = queue.Queue()
 
-    def begin(self, command: CopyIn | CopyOut | SendKv | ReceiveKv | PrepareSyntax) -> None:
+    def begin(self, command: Copying | SendKv | ReceiveKv | PrepareSyntax) -> None:
         assert self.hands.begin_aside(command, self._posted.put)
 
     def posted(self) -> Event | Exception:
@@ -268,6 +272,32 @@ def test_other_work_is_not_for_beside_the_steps(engine: Engine, path: Path) -> N
     bench = Bench(engine, path)
     assert not bench.hands.begin_aside(RunStep(StepPlan(1)), lambda _: None)
     assert not bench.hands.begin_aside(CopyIn(1, "pool-0.1", PAGES, BLOCKS, TOKENS), lambda _: None)
+
+
+def test_a_page_is_made_int8_beside_steps_where_a_gpu_does_it(
+    engine: Engine, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU it would compute with the cores of the step."""
+    bench, (layers, _, _, kv_dim) = Bench(engine, path), engine.cache.shape
+    extents, into = Extents(3, kv=1, kv_int8=1), 5  # the int8 page of the last extent
+    page_bytes = 2 * layers * PAGE_SIZE * kv_dim * engine.cache.dtype.itemsize
+    sizes = PageBytes(page_bytes, Int8Layout(2 * layers * kv_dim, PAGE_SIZE).size)
+    assert not bench.hands.begin_aside(CompressPage(7, "pool-0.1", 0, into), lambda _: None)
+    monkeypatch.setattr("alignedserve.forms.device.performing.CPU", torch.device("meta"))
+    made = Arena.create(path, pages=extents, payload_bytes=sizes, page_size=PAGE_SIZE, incarnation=1)
+    with closing(made) as arena:
+        bench.hands.meet(POOL_MEMBER)
+        bench.begin(CopyOut(1, "pool-0.1", BLOCKS, (0, 1), TOKENS, aside=True))
+        assert bench.posted() == CopiedOut(1)
+        for page, is_full in ((1, False), (0, True)):
+            bench.begin(CompressPage(7, "pool-0.1", page, into))
+            assert bench.posted() == PageCompressed("pool-0.1", 7, is_full)
+        written, rewritten = arena.contents(0), arena.contents(into)
+        assert written is not None
+        assert rewritten == replace(written, kind=PageKind.KV_INT8)
+        bench.hands.part_from(POOL_MEMBER)
+        bench.begin(CompressPage(8, "pool-0.1", 0, into))
+        assert bench.posted() == PageCompressed("pool-0.1", 8, done=False)
 
 
 def test_syntaxes_are_compiled_during_a_step(engine: Engine, path: Path) -> None:

@@ -117,6 +117,17 @@ def arena_for(case: Case) -> Iterator[Arena]:
         arena.close()
 
 
+@contextmanager
+def int8_arena(case: Case) -> Iterator[Arena]:
+    channels = 2 * CONFIG.num_layers * CONFIG.kv_dim
+    sizes = PageBytes(CONFIG.kv_bytes(case.page_size, "bfloat16"), Int8Layout(channels, tokens=case.page_size).size)
+    with TemporaryDirectory() as directory:
+        path, pages = Path(directory, "arena"), sizes.divide(32)
+        made = Arena.create(path, pages=pages, payload_bytes=sizes, page_size=case.page_size, incarnation=1)
+        with closing(made) as arena:
+            yield arena
+
+
 def copier(cache: torch.Tensor, arena: Arena, case: Case) -> PageCopier:
     with (
         patch.object(page_copies, "pages_at_once", lambda *_: case.at_once),
@@ -156,11 +167,11 @@ def outside(cache: torch.Tensor, blocks: list[int], case: Case) -> torch.Tensor:
 
 
 class Device:
-    """A device with two streams. Ordered work runs only when somebody waits for it: then one stream goes as far
-    as it can."""
+    """A device with two streams. Ordered work runs only when somebody waits for it: then the stream that `choose` names
+    goes on, or the other if it cannot."""
 
-    def __init__(self, first: int) -> None:
-        self.first = first
+    def __init__(self, choose: Callable[[], int]) -> None:
+        self.choose = choose
         self.streams: list[deque[Callable[[], bool]]] = [deque(), deque()]  # of the thread, and of the link
         self.now, self.most = 0, 0
 
@@ -173,7 +184,7 @@ class Device:
 
     def run_until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
-            turn = self.streams if self.first == 0 else reversed(self.streams)
+            turn = self.streams if self.choose() == 0 else reversed(self.streams)
             stream = next(stream for stream in turn if stream and stream[0]())
             stream.popleft()
 
@@ -181,8 +192,13 @@ class Device:
 @pytest.fixture(params=[0, 1], ids=["thread", "link"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """Work is ordered in two streams and runs late, so a wait that is missing shows in the KV."""
-    device = Device(request.param)
+    device = Device(lambda: request.param)
+    order_late(device, monkeypatch)
+    yield device
+    assert 0 < device.most < 40, "not all pages are queued at once"
 
+
+def order_late(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     class Marked:
         def __init__(self, _device: torch.device) -> None:
             self.is_reached = False
@@ -207,8 +223,6 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setattr(page_copies, "finish", lambda _: device.run_until(lambda: not device.streams[0]))
     copy = page_copies._copy
     monkeypatch.setattr(page_copies, "_copy", lambda out, x: device.order(partial(copy, out, x)))
-    yield device
-    assert 0 < device.most < 40, "not all pages are queued at once"
 
 
 def run_late(owner: Any, name: str, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,19 +246,13 @@ def test_pieces_go_through_few_buffers_beside_each_other(device: Device, monkeyp
     assert torch.equal(kv(back, [*blocks], len(given.tokens)), kv(cache, [*blocks], len(given.tokens)))
 
 
-def test_int8_pages_go_through_the_same_buffers(
-    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_int8_pages_go_through_the_same_buffers(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     given = case(tokens=8 * NUM_PAGES, verify=False, at_once=NUM_PAGES)
     cache = torch.randn(random_cache(given, 1).shape, generator=torch.Generator().manual_seed(0)).to(given.dtype)
     cache[1, :, :, 3] *= 1e6  # fp16 cannot hold what this channel needs
     at_once, back = torch.zeros_like(cache), torch.zeros_like(cache)
-    channels = 2 * CONFIG.num_layers * CONFIG.kv_dim
-    sizes = PageBytes(CONFIG.kv_bytes(given.page_size, "bfloat16"), Int8Layout(channels, tokens=given.page_size).size)
     blocks, pages = range(2 * NUM_PAGES), range(NUM_PAGES)
-    with closing(
-        Arena.create(tmp_path / "a", pages=sizes.divide(32), payload_bytes=sizes, page_size=8, incarnation=1)
-    ) as arena:
+    with int8_arena(given) as arena:
         whole = copier(cache, arena, replace(given, at_once=1))
         whole.copy_out(blocks, pages, given.tokens)
         packed = list(arena.extents.pages(arena.extents.count - 1, PageKind.KV_INT8))[:NUM_PAGES]
@@ -259,6 +267,37 @@ def test_int8_pages_go_through_the_same_buffers(
     assert torch.equal(back, at_once)
     written = 2 * len(blocks)  # K and V of each
     assert (back - cache)[:, :written, :, 4:].abs().max() < 0.1
+
+
+@given(seed=st.integers(0, 1 << 30), lines=st.integers(17, 50))
+@settings(deadline=None, max_examples=examples(40))
+def test_int8_pages_are_made_beside_steps_whatever_goes_first(seed: int, lines: int) -> None:
+    """The link's stream and the thread's may each be ahead at any time: the new pages, and the KV from there, are those
+    of a copier that does one thing after the other."""
+    given = case(tokens=8 * NUM_PAGES, at_once=NUM_PAGES)
+    cache = torch.randn(random_cache(given, 1).shape, generator=torch.Generator().manual_seed(seed)).to(given.dtype)
+    cache[1, :, :, 3] *= 1e6  # fp16 cannot hold what this channel needs
+    back, meant = torch.zeros_like(cache), torch.zeros_like(cache)
+    blocks, pages = range(2 * NUM_PAGES), range(NUM_PAGES)
+    draw = random.Random(seed)
+    with int8_arena(given) as arena, pytest.MonkeyPatch.context() as patched:
+        one_by_one = copier(cache, arena, replace(given, at_once=1))
+        one_by_one.copy_out(blocks, pages, given.tokens)
+        *_, first, second = (list(arena.extents.pages(at, PageKind.KV_INT8)) for at in range(arena.extents.count))
+        assert all(map(one_by_one.rewrite, pages, first))
+        assert copier(meant, arena, replace(given, at_once=1)).copy_in(first[:NUM_PAGES], blocks, given.tokens)
+        order_late(device := Device(lambda: draw.randrange(2)), patched)
+        beside = copier(back, arena, given)
+        beside._link.num_bytes = 16 * lines  # a layer of KV has 256 bytes, the scales 244
+        for work in ("_quantise", "_unpack", "_expand"):
+            run_late(beside._forms[PageKind.KV_INT8], work, device, patched)
+        for page, old, new in zip(pages, first, second, strict=False):
+            assert beside.rewrite(page, new)
+            assert not any(device.streams), "the answer is given when nothing is under way"
+            assert arena.payload(new) == arena.payload(old)
+        assert beside.copy_in(second[:NUM_PAGES], blocks, given.tokens)
+        assert 0 < device.most < 40
+    assert torch.equal(back, meant)
 
 
 @pytest.mark.parametrize("way", ["_gather", "_scatter"])

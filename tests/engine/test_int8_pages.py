@@ -25,6 +25,7 @@ from alignedserve.kvpool.arena.arena import Arena, Contents
 from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.protocol.page_names import chained_hashes
 from tests.demo_conversations import conversations
+from tests.kernels.samples import compressed
 from tests.rare import rarely
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +43,7 @@ def there_and_back(rows: torch.Tensor) -> torch.Tensor | None:
     """Compress the rows and expand them again; return None if the page keeps them as they are."""
     pages = pages_of(rows.dtype)
     payload = memoryview(bytearray(b"\x5a" * pages.layout.size))
-    if not pages.write(rows, payload):
+    if not compressed(pages, rows, payload):
         return None
     cache = torch.zeros(GROUPS // 2, 2, PAGE, CHANNELS, dtype=rows.dtype)
     for piece, expand in pages_of(rows.dtype).pieces(payload, cache, torch.arange(PAGE), 1):

@@ -21,6 +21,7 @@ from alignedserve.kernels.dispatch.paged_attention import Fastest, PagedKernels
 from alignedserve.kernels.dispatch.paged_libraries import PAGE
 from alignedserve.kernels.dispatch.probing import working_libraries
 from tests.gpu.cases import GPU, SOAK, random_step
+from tests.kernels.samples import compressed
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OFF = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.003}  # absolute error of numbers of about 1
@@ -125,7 +126,7 @@ def test_a_page_of_int8_is_expanded_into_the_blocks(dtype: torch.dtype) -> None:
     for device, of_device in ((GPU, kernels), (torch.device("cpu"), REFERENCE)):
         pages = Int8Pages(8, 64, 1024, dtype, of_device, device)
         payload, cache = memoryview(bytearray(pages.layout.size)), torch.zeros(4, 4, 64, 1024, device=device).to(dtype)
-        assert pages.write(rows, payload)
+        assert compressed(pages, rows, payload)
         for piece, expand in pages.pieces(payload, cache, slots + 64, 1 << 18):  # the K of block 1
             expand(piece.to(device))
         torch.cuda.synchronize()

@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 
-from alignedserve.errors import DeviceLost, NotFinite
+from alignedserve.errors import DeviceLost, PlanError
 from alignedserve.fallbacks import fallbacks
 from alignedserve.kernels.common.failing import fault_of_kernel, guard, is_replaced, loss, noticing_loss
 from alignedserve.kernels.common.reference import Reference
@@ -103,7 +103,7 @@ def test_steps_with_compressed_vectors_are_captured_as_long_as_their_attention_i
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        NotFinite("numbers"),
+        PlanError("slots"),
         TypeError("queries are fp16, the cache fp32"),
     ],
     ids=lambda error: type(error).__name__,
@@ -134,8 +134,8 @@ def test_the_error_of_a_lost_device_says_what_comes(monkeypatch: pytest.MonkeyPa
         fault_of_kernel(RuntimeError("CUDA error: gone"), GPU)
     with pytest.raises(DeviceLost, match=said), noticing_loss(GPU):
         raise RuntimeError("CUDA error: gone")
-    with pytest.raises(NotFinite), noticing_loss(GPU):
-        raise NotFinite("numbers")
+    with pytest.raises(PlanError), noticing_loss(GPU):
+        raise PlanError("slots")
 
 
 def test_an_error_of_a_device_that_goes_on_stays_what_it_is() -> None:

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.errors import NotFinite
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from tests.kernels.every import on_all_kernels, on_native_kernels
@@ -100,8 +99,7 @@ def test_a_number_that_is_not_finite_is_reported_wherever_it_is(
     for group, token, channel in [(0, 0, 0), (1, 4, 0), (0, 4, 16), (1, 2, 529), (0, 0, 511), (1, 3, 512)]:
         rows = torch.randn(2, 5, 530).to(dtype)
         rows[group, token, channel] = odd
-        with pytest.raises(NotFinite, match="not finite"):
-            quantised(kernels, rows)
+        assert not quantised(kernels, rows)[2][group, channel].isfinite()
 
 
 @on_all_kernels

@@ -4,6 +4,7 @@ The thread does one copy after the other, page by page (some pages at once on a 
 It has its own copier: a copier's working memory is not for two threads. The shell's thread attaches and detaches the
 arena, and waits while a page is copied. On a GPU all these copies share one stream of their own, since torch keeps
 working memory for each stream. A copy goes behind everything that was ordered of the device when the copy was added.
+An order of a form of KV may be one turn of the same thread.
 
 While no step runs and nothing is to be copied, the thread has the system map the arena, so that copies need not wait
 for that.
@@ -24,14 +25,16 @@ from alignedserve.core import units_for
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.device.devices import CPU, Mark, beside_steps
 from alignedserve.engine.device.pace import CopyPace
+from alignedserve.forms.device.performing import OneTurn
 from alignedserve.kernels.common.threads import compute_alone
 from alignedserve.protocol.commands import CopyIn, CopyOut
-from alignedserve.protocol.events import CopiedIn, CopiedOut
+from alignedserve.protocol.events import CopiedIn, CopiedOut, Event
 
 log = logging.getLogger("alignedserve.engine")
 
-Copy: TypeAlias = CopyIn | CopyOut
-Post: TypeAlias = Callable[[CopiedIn | CopiedOut], None]
+
+Copy: TypeAlias = CopyIn | CopyOut | OneTurn
+Post: TypeAlias = Callable[[Event], None]
 MapAhead: TypeAlias = Callable[[int], int | None]  # maps some memory from a place on, and returns where to go on
 Watch: TypeAlias = Callable[[str], AbstractContextManager[None]]  # over a piece of a copy
 
@@ -135,7 +138,7 @@ class AsideCopies:
             intact = False
         if self._is_closed:
             return
-        post(CopiedIn(copy.number, intact) if isinstance(copy, CopyIn) else CopiedOut(copy.number))
+        post(_ended(copy, intact))
 
     def _perform(self, copy: Copy) -> bool:
         with self._changed:
@@ -144,17 +147,26 @@ class AsideCopies:
             copier = self._copier
         what = f"copy {copy.number} beside the steps"
         with self._watch(what):
-            turns, start = _turns(copier, copy)
-        for _ in range(copier.num_turns(units_for(len(copy.tokens) - start, self._page_size))):
+            turns, num_turns = _turns(copier, copy, self._page_size)
+        for _ in range(num_turns):
             with self._watch(what), self._pace.turn(), self._touching:
                 if self._copier is not copier or not next(turns):
                     return False
         return True
 
 
-def _turns(copier: PageCopier, copy: Copy) -> tuple[Iterator[bool], int]:
-    """Return the copy's turns, each done when it is asked for, and the first token of the first turn."""
+def _turns(copier: PageCopier, copy: Copy, page_size: int) -> tuple[Iterator[bool], int]:
+    """Return the copy's turns, each done when it is asked for, and how many there are."""
+    if isinstance(copy, OneTurn):
+        return (work(copier) for work in (copy.work,)), 1
     tokens, start = copy.tokens, copy.start
+    num_turns = copier.num_turns(units_for(len(tokens) - start, page_size))
     if isinstance(copy, CopyIn):
-        return copier.pages_in(copy.pages, copy.blocks, tokens, start), start
-    return copier.pages_out(copy.blocks, copy.pages, tokens, start), start
+        return copier.pages_in(copy.pages, copy.blocks, tokens, start), num_turns
+    return copier.pages_out(copy.blocks, copy.pages, tokens, start), num_turns
+
+
+def _ended(copy: Copy, intact: bool) -> Event:
+    if isinstance(copy, OneTurn):
+        return copy.ended(intact)
+    return CopiedIn(copy.number, intact) if isinstance(copy, CopyIn) else CopiedOut(copy.number)

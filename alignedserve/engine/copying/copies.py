@@ -15,7 +15,10 @@ The checksum is the CRC-32 of what is in use, and 1 in place of 0, which says th
 copies while it copies it; a GPU's pages, and what is written to a page otherwise, are read once more.
 
 A page of another kind (forms/device/int8_pages.py) is written from a page of kind KV, and expanded on its way to the
-device. A GPU does both itself: it receives the page as it is, first its scales, and expands its layers into the blocks.
+device. A GPU does both itself: it receives the page as it is, first its scales, and expands its layers into the blocks;
+to write one, it receives a page of kind KV, and sends back its levels. No step reads or writes what that needs: it goes
+from page to page, never through blocks. The pool keeps the old page as it is, and leases the new one to this worker,
+until it has the answer; by then no copy is under way.
 
 To and from a GPU a page goes in pieces of some layers. A kernel packs a piece of the blocks into a buffer on the
 device, or unpacks it, beside the copy of another piece in a second stream:
@@ -23,8 +26,9 @@ device, or unpacks it, beside the copy of another piece in a second stream:
     out   stream of the thread   pack 1 | pack 2 | pack 3 |                   in   the same with `copy` before `unpack`
           stream of the link              copy 1          | copy 2  ...
 
-There are few buffers: what a step copies itself, some kilobytes, waits behind all that is queued for the link. A turn
-ends when all its pages are copied: between two turns nothing touches the arena, and the link stands still.
+From page to page it is `copy`, `pack` and `copy`, by two of the buffers. There are few buffers: what a step copies
+itself, some kilobytes, waits behind all that is queued for the link. A turn ends when all its pages are copied: between
+two turns nothing touches the arena, and the link stands still.
 """
 
 from __future__ import annotations
@@ -79,38 +83,39 @@ class _Link:
         self.num_bytes = -(-max(self.layers * layer, least_bytes) // _ALIGNED) * _ALIGNED  # of a buffer
         self._memory: Tensor | None = None
         self._marks: list[Mark | None] = [None] * _BUFFERS  # behind the newest use of each buffer
-        self._num = 0  # of buffers used so far
+        self._num = 0  # of buffers taken so far
         self._stream = beside_steps(cache.device)
 
     def out(self, piece: Tensor, pack: Callable[[Tensor], None]) -> None:
         """Order a copy to this piece of a page of what `pack` writes to a buffer."""
-        rows = self._free_buffer(piece)
+        number, rows = self._free_buffer(piece)
         pack(rows)
         self._follow()
         with self._stream:
             _copy(piece, rows)
-            self._use()
+            self._marks[number] = Mark(self._device)
 
     def into(self, piece: Tensor, unpack: Callable[[Tensor], None]) -> None:
         """Order a copy of this piece of a page to a buffer, which `unpack` reads."""
-        rows = self._free_buffer(piece)
+        number, rows = self._free_buffer(piece)
         with self._stream:
             _copy(rows, piece)
         self._lead()
         unpack(rows)
-        self._use()
+        self._marks[number] = Mark(self._device)
 
-    def _free_buffer(self, piece: Tensor) -> Tensor:
-        if (mark := self._marks[self._num % _BUFFERS]) is not None:
+    def through(self, piece: Tensor, out: Tensor, work: Callable[[Tensor, Tensor], None]) -> None:
+        """Order a copy of this piece of a page to a buffer, and one to `out` of what `work` makes of it in another."""
+        self.into(piece, lambda rows: self.out(out, partial(work, rows)))
+
+    def _free_buffer(self, piece: Tensor) -> tuple[int, Tensor]:
+        number, self._num = self._num % _BUFFERS, self._num + 1
+        if (mark := self._marks[number]) is not None:
             mark.wait()
         if self._memory is None:
             self._memory = torch.empty((_BUFFERS, self.num_bytes), dtype=torch.uint8, device=self._device)
             self._follow()  # the thread's stream may have used that memory
-        return self._memory[self._num % _BUFFERS, : piece.nbytes].view(piece.dtype).view(piece.shape)
-
-    def _use(self) -> None:
-        self._marks[self._num % _BUFFERS] = Mark(self._device)
-        self._num += 1
+        return number, self._memory[number, : piece.nbytes].view(piece.dtype).view(piece.shape)
 
     def _follow(self) -> None:
         """Put what is ordered in the link's stream from now on behind the thread's stream."""
@@ -235,8 +240,15 @@ class PageCopier:
         self._arena.begin_write(into)
 
         def write(payload: memoryview) -> int | None:
-            rows = self._rows(contents, payload).flatten(0, 1)
-            done.append(self._forms[kind].write(rows, self._arena.payload(into)))
+            form, rows, to = self._forms[kind], self._rows(contents, payload).flatten(0, 1), self._arena.payload(into)
+            scales = form.new_scales()
+            with self._link:
+                for piece, levels, quantise in form.packing(rows, to, scales, self._link.num_bytes):
+                    if self._in_pieces:
+                        self._link.through(piece, levels, quantise)
+                    else:
+                        quantise(piece, levels)
+            done.append(form.write_scales(scales, to))
             return self._checksum(contents, payload)
 
         if not self._arena.read(page, contents, write) or not done[0]:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from alignedserve.engine.device.devices import CPU
-from alignedserve.errors import NotFinite
 from alignedserve.forms.pool.int8_layout import Int8Layout
 from alignedserve.kernels.common.reference import LEVELS
 from alignedserve.kernels.dispatch.dispatcher import Kernels
@@ -40,19 +39,27 @@ class Int8Pages:
     def num_bytes(self) -> int:
         return self.layout.size
 
-    def write(self, rows: Tensor, payload: memoryview) -> bool:
-        """Compress a page's rows, [groups, tokens, kv_dim], into another page; False if they cannot be compressed."""
-        levels, least, step, wide = self._parts(payload)
-        is_here = self._device.type == "cpu"
-        made = levels if is_here else torch.empty(self._shape, dtype=torch.uint8, device=self._device)
-        exact = torch.empty((2, self._shape[0], self._shape[2]), device=self._device)
-        try:
-            self._kernels.quantise(rows.to(self._device, non_blocking=True), made, *exact)
-        except NotFinite:
+    def new_scales(self) -> Tensor:
+        """Return room on the device for each channel's least and step, [2, groups, kv_dim]."""
+        return torch.empty((2, self._shape[0], self._shape[2]), device=self._device)
+
+    def packing(
+        self, rows: Tensor, payload: memoryview, scales: Tensor, most_bytes: int
+    ) -> Iterator[tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]]:
+        """Yield pieces of a page's rows, [groups, tokens, kv_dim], of `most_bytes` at the most, the place of their
+        levels in another page, and what makes these levels on the device, and its part of `scales`."""
+        (groups, tokens, kv_dim), levels = self._shape, self._parts(payload)[0]
+        each = max(1, most_bytes // (tokens * kv_dim * self._dtype.itemsize))
+        for at in range(0, groups, each):
+            now = slice(at, at + each)
+            yield rows[now], levels[now], partial(self._quantise, *scales[:, now])
+
+    def write_scales(self, scales: Tensor, payload: memoryview) -> bool:
+        """Write what belongs to the levels, once these are made; False if no page can hold it."""
+        _, least, step, wide = self._parts(payload)
+        exact_least, exact_step = scales.to(CPU)
+        if not exact_step.isfinite().all():
             return False
-        if not is_here:
-            levels.copy_(made)
-        exact_least, exact_step = exact.to(CPU)
         least.copy_(exact_least.clamp(-_MOST_HALF, _MOST_HALF))
         step.copy_(exact_step.clamp(max=_MOST_HALF))
         off = (least.float() - exact_least).abs_() + LEVELS * (step.float() - exact_step).abs_()
@@ -99,6 +106,9 @@ class Int8Pages:
         entries = rest[words:].view(torch.int32)[1 : 1 + 3 * num_wide].view(-1, 3)
         channels = entries[:, 0].long().clamp(0, self.layout.channels - 1)
         scales.view(2, -1).index_copy_(1, channels, entries[:, 1:].t().contiguous().view(torch.float32))
+
+    def _quantise(self, least: Tensor, step: Tensor, rows: Tensor, levels: Tensor) -> None:
+        self._kernels.quantise(rows, levels, least, step)
 
     def _expand(self, cache: Tensor, slots: Tensor, least: Tensor, step: Tensor, levels: Tensor) -> None:
         self._kernels.expand(cache, slots, levels, least, step)

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from alignedserve.core import FoldKv, FormOrder, units_for
 from alignedserve.engine.device import large_pages
+from alignedserve.engine.device.devices import CPU
 from alignedserve.errors import PlanError
 from alignedserve.forms.device.hidden import HiddenVectors
 from alignedserve.forms.device.int8_pages import Amend
 from alignedserve.forms.orders import CompressPage, CopySlots
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.protocol.events import Event, PageCompressed
+
+
+class Rewriter(Protocol):
+    """What copies pages of a pool's arena (engine/copying/copies.py)."""
+
+    def rewrite(self, page: int, into: int) -> bool: ...
+
+
+@dataclass(frozen=True)
+class OneTurn:
+    """An order beside the steps: its work, and the event of its end by whether the work was done."""
+
+    number: int
+    pool: str
+    work: Callable[[Rewriter], bool]
+    ended: Callable[[bool], Event]
 
 
 class FormHands:
@@ -49,6 +68,17 @@ class FormHands:
             case _:
                 self._form().perform(order, self._cache)
         return None
+
+    def beside(self, order: FormOrder) -> OneTurn | None:
+        """Return the work of an order that goes on beside the steps, None for one between two steps. A CPU would
+        compress a page with the cores of a step."""
+        if not isinstance(order, CompressPage) or self._cache.device == CPU:
+            return None
+        number, pool = order.number, order.pool
+        return OneTurn(
+            *(number, pool, lambda copier: copier.rewrite(order.page, order.into)),
+            lambda done: PageCompressed(pool, number, done),
+        )
 
     def amend(self, copy: int) -> Amend | None:
         """Return what is to be written to the pages of a copy beside what the device has; once."""

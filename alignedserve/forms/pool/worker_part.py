@@ -13,7 +13,7 @@ _WEIGHT = 0.1  # of the newest page in the mean
 
 
 class PageRewriting(FormPart):
-    """Compresses pages for the pool beside the steps: one order of the pool at a time, a page after the other.
+    """Compresses pages for the pool where no step is due: one order of the pool at a time, a page after the other.
 
     The pool repeats an order that it has no answer to. An order with a known number is not done twice, since other
     requests may use the pages by now: if the order is done, the answer is sent again.
@@ -25,7 +25,7 @@ class PageRewriting(FormPart):
         self._order: Compress | None = None  # the newest one
         self._done: list[bool] = []  # for each of its pages, whether it could be done
         self._in_hand = False
-        self._page_s = 0.0  # seconds that a page takes
+        self._page_s = 0.0  # seconds that steps wait for a page
 
     @property
     def events(self) -> Events:
