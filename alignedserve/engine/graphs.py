@@ -17,7 +17,8 @@ requests of 2,048 blocks. A step that has more blocks than there are places runs
                                                                        └ scratch: a chunk of three tokens
 
 A graph draws its tokens by a table (`Sampler.table`). A step whose logits are edited first, or that has to tell
-log-probabilities, is replayed with a table of greedy rows; the sampler draws from its logits as from others. Edits
+log-probabilities, is replayed with a table of greedy rows; the sampler draws from its logits as from others. Where
+drawing fails while a step is captured, as on a device that cannot compile the kernel, the sampler draws for all. Edits
 differ from request to request in length and kind, and those of a grammar are known only once the token before is, so a
 graph would need room and kernels for all of them in each step.
 
@@ -49,6 +50,7 @@ from alignedserve.errors import RankLost
 from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.adapters import StaticAdapters, StepAdapters
 from alignedserve.kernels.common.drawing import NONE
+from alignedserve.kernels.common.failing import fault_of_kernel
 from alignedserve.kernels.common.placing import Section, StepMemory
 from alignedserve.kernels.common.spans import Lie, StaticSpans, StepSize
 
@@ -64,6 +66,7 @@ _MIB = 1 << 20
 
 CAPTURED, STEP_BY_STEP = "captured steps", "the host launches each kernel of a step"  # what falls back to what
 SHARING = "captured steps of many blocks"
+DRAWING, DRAWN_BEHIND = "drawing in captured steps", "tokens are drawn behind them"
 
 Step: TypeAlias = Callable[[], Tensor]  # from its buffers to logits, [rows, vocabulary]
 Capture: TypeAlias = Callable[[Step], Step]  # captures a step and returns the function that replays it
@@ -150,6 +153,7 @@ class StepGraphs:
         if adapters is not None:
             self._sizes += [size._replace(adapted=True) for size in self._sizes]
         self._forward, self._capture, self._draw, self._adapters = forward, capture, draw, adapters
+        self._draw_fault: Exception | None = None  # in the newest capture
         self._logits = torch.empty((most, vocabulary), device=device)
         self._drawn = torch.full((most + 1,), NONE, device=device)  # tokens of the newest step; the last stays NONE
         self._block_size, self._scratch, largest = block_size, scratch, max(most, most_tokens)
@@ -203,7 +207,7 @@ class StepGraphs:
             graph, why = None, "another rank has too little memory"
             try:
                 with ranks.apart():
-                    graph = self._captured(size)
+                    graph = self._captured_drawing(size)
             except (RuntimeError, MemoryError) as error:
                 found = _out_of_memory(error)
                 if found is None:
@@ -269,18 +273,35 @@ class StepGraphs:
         each = rows if size.chunks else 1
         return [Lie(each, each, (self._scratch,) * -(-each // self._block_size))] * (rows // max(1, each))
 
+    def _captured_drawing(self, size: StepSize) -> _Graph:
+        """Capture the size, without drawing where that fails: so will all later ones be."""
+        self._draw_fault = None
+        try:
+            return self._captured(size)
+        except Exception:
+            if (fault := self._draw_fault) is None:
+                raise
+        fell_back(DRAWING, fault_of_kernel(fault, self._logits.device), DRAWN_BEHIND)
+        self._draw = None
+        return self._captured(size)
+
     def _captured(self, size: StepSize) -> _Graph:
         padding = self._padding(size, size.rows)
         spans, logits = StaticSpans(size, padding, self._block_size, self._memory), self._logits[: size.rows]
         tokens, sources = (spans.section(size.rows, torch.long) for _ in range(2))
         rows = spans.section(len(logits), torch.long) if size.chunks else None
-        table = None if self._draw is None else spans.section(5 * len(logits), torch.double)
+        draw = self._draw
+        table = None if draw is None else spans.section(5 * len(logits), torch.double)
 
         def step() -> Tensor:
             sampled = torch.maximum(tokens.device, self._drawn.index_select(0, sources.device))  # NONE becomes 0
             logits.copy_(self._forward(sampled, spans, None if rows is None else rows.device))
-            if self._draw is not None and table is not None:
-                self._draw(logits, table.device.view(5, -1), self._drawn[: len(logits)])
+            if draw is not None and table is not None:
+                try:
+                    draw(logits, table.device.view(5, -1), self._drawn[: len(logits)])
+                except Exception as error:
+                    self._draw_fault = error
+                    raise
             return logits
 
         graph = _Graph(spans, tokens, sources, rows, table, step)

@@ -275,6 +275,49 @@ def test_the_triton_kernels_draw_in_a_captured_step_what_they_draw_behind_others
     assert said[0] == said[1]
 
 
+class FailsToDraw(Drawing):
+    """Kernels whose drawing fails while steps are captured: each time, or from a second size on."""
+
+    def __init__(self, sizes_that_work: int = 0) -> None:
+        super().__init__()
+        self._left = sizes_that_work
+
+    def draw_by(self, logits: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:
+        if not self._left:
+            raise RuntimeError("ptxas fatal: no such architecture")
+        self._left -= 1
+        super().draw_by(logits, table, out)
+
+
+@pytest.mark.parametrize("sizes_that_work", [0, 1])
+def test_where_drawing_cannot_be_captured_tokens_are_drawn_behind_captured_steps(
+    folder_of: FolderOf, caplog: pytest.LogCaptureFixture, sizes_that_work: int
+) -> None:
+    driver, replays = captured(folder_of("gqa-untied"), FailsToDraw(sizes_that_work), most=4)
+    usual, _ = captured(folder_of("gqa-untied"), Reference(), most=4)
+    assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
+        "drawing in captured steps: tokens are drawn behind them (RuntimeError: ptxas fatal: no such architecture)"
+    ]
+    said = []
+    for of in (driver, usual):
+        live = of.start("r", prompt_of(1, 5), 6)
+        of.prefill(live)
+        said.append(of.generate(live, 6))
+    assert said[0] == said[1]
+    assert replays.sizes == [1] * 5
+
+
+def test_too_little_memory_for_drawing_leaves_a_size_out(folder_of: FolderOf) -> None:
+    class Large(Drawing):
+        def draw_by(self, logits: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:
+            if len(logits) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            super().draw_by(logits, table, out)
+
+    captured(folder_of("gqa-untied"), Large(), most=4)
+    assert [told.why for told in fallbacks()] == ["there was too little memory for those of 4 requests"]
+
+
 def test_where_nothing_decodes_steps_with_prompts_alone_are_captured(
     folder_of: FolderOf, reference_of: Callable[[Path], Any], tally: Tally
 ) -> None:
