@@ -112,9 +112,10 @@ class MappingReceiver(Receiver):
         there, each, spoke_at = self._there, self._end.blocks.num_blocks(header.chunk_tokens), time.monotonic()
         assert there is not None
         there.check(blocks, header.num_tokens)
-        for at in range(0, len(blocks), each):
+        of, to = (self._end.blocks.places(all_of) for all_of in (blocks, transfer.blocks[: len(blocks)]))
+        for some, others in zip(of.split(each), to.split(each), strict=True):
             with self._end.pace.turn(), self._blocks_of(header.number) as device:
-                device.copy(there, blocks[at : at + each], transfer.blocks[: len(blocks)][at : at + each])
+                device.copy(there, some, others)
             if time.monotonic() - spoke_at > self._end.timeout_s / _REPLY_PART:
                 self._say(group, header.number, Reply.GOES_ON)
                 spoke_at = time.monotonic()

@@ -102,8 +102,13 @@ class DeviceBlocks:
         return units_for(num_tokens, self._block_size)
 
     def slots(self, blocks: Sequence[int], num_tokens: int) -> Tensor:
-        """Return the slots of the tokens' vectors; the slots of V follow from those of K."""
-        return slots_of(torch.tensor(blocks, dtype=torch.long), self._block_size)[:num_tokens]
+        """Return the slots of the tokens' vectors, on the device; the slots of V follow from those of K."""
+        slots = slots_of(torch.tensor(blocks, dtype=torch.long), self._block_size)[:num_tokens]
+        return on_device(slots, self._cache.device)
+
+    def places(self, blocks: Sequence[int]) -> Tensor:
+        """Return the numbers of blocks for `copy`, on the device."""
+        return on_device(torch.tensor(blocks), self._cache.device)
 
     def gather(self, slots: Tensor, into: Tensor, is_checked: bool) -> int:
         """Copy the vectors into a chunk on the device or the CPU; return its checksum if it is checked, else 0."""
@@ -122,14 +127,13 @@ class DeviceBlocks:
     def scatter(self, slots: Tensor, chunk: Tensor) -> None:
         self._kernels.scatter(self._cache, slots, self._rows(chunk, len(slots)))
 
-    def copy(self, there: DeviceBlocks, of: Sequence[int], to: Sequence[int]) -> None:
-        """Copy whole blocks of another worker's cache, which this process maps."""
+    def copy(self, there: DeviceBlocks, of: Tensor, to: Tensor) -> None:
+        """Copy whole blocks of another worker's cache, which this process maps, by their `places`."""
         if self._cache.device.type == "cpu":
-            for one, other in zip(of, to, strict=True):
+            for one, other in zip(of.tolist(), to.tolist(), strict=True):
                 self._block(other).copy_(there._block(one))
         else:
-            sources, targets = (on_device(torch.tensor(blocks), self._cache.device) for blocks in (of, to))
-            self._by_block.index_copy_(1, targets, there._by_block.index_select(1, sources))
+            self._by_block.index_copy_(1, to, there._by_block.index_select(1, of))
 
     def _block(self, block: int) -> Tensor:
         return self._cache[:, 2 * block : 2 * block + 2]
