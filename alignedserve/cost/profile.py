@@ -40,7 +40,7 @@ class Subject:
     dtype: str
     tensor_parallel: int
     version: str  # of AlignedServe
-    kernels: str  # name of the kernels, a digest of their sources, and over what ranks talk
+    kernels: str  # their name, a digest of their sources, which steps are captured, and over what ranks talk
 
     @property
     def is_processor(self) -> bool:

@@ -156,6 +156,11 @@ class Engine:
         return HiddenVectors(self.config, self.kv_dtype, self._kernels, self._model)
 
     @property
+    def captured(self) -> str:
+        """Return which kinds of steps are captured, in words; nothing where none are."""
+        return "" if self._graphs is None else self._graphs.kinds
+
+    @property
     def kernels(self) -> str:
         """Return the identity of the kernels in use, which differs from that of any other build."""
         return self._kernels.identity

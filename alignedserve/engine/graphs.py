@@ -175,6 +175,11 @@ class StepGraphs:
         return [size for size in self._sizes if size in self._graphs]
 
     @property
+    def kinds(self) -> str:
+        """Return which kinds of steps without adapters are captured, in words."""
+        return ", ".join(dict.fromkeys(_kind(size) for size in self.captured if not size.adapted))
+
+    @property
     def left_out(self) -> str:
         """Return which sizes are not captured, in words."""
         missing = dict[str, list[str]]()

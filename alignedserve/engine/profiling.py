@@ -255,6 +255,7 @@ def _link(times: Sequence[tuple[int, float]]) -> Link:
 def subject_of(engine: Engine, folder: Path) -> Subject:
     """Return the model, device and software that a profile of this engine is valid for."""
     threads = torch.get_num_threads()
+    captured = f", captured: {engine.captured}" if engine.captured else ""
     talk = "" if engine.ranks.size == 1 else f", ranks over {'NCCL' if engine.device.type == 'cuda' else 'sockets'}"
     return Subject(
         model=fingerprint(folder),
@@ -262,7 +263,7 @@ def subject_of(engine: Engine, folder: Path) -> Subject:
         dtype=engine.numbers_as,
         tensor_parallel=engine.ranks.size,
         version=_version(),
-        kernels=engine.kernels + talk,
+        kernels=engine.kernels + captured + talk,
     )
 
 

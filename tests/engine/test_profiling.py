@@ -16,7 +16,7 @@ from alignedserve.cli.main import main
 from alignedserve.core import StepPlan, StepResult, WorkerLimits
 from alignedserve.cost.fit import Point
 from alignedserve.cost.model import Kind, Route
-from alignedserve.cost.profile import Subject, load
+from alignedserve.cost.profile import Subject, cached, load
 from alignedserve.cost.trials import Bounds, Trial, random_trials, trials
 from alignedserve.engine.device.ranks import RankLinks
 from alignedserve.engine.engine import Engine
@@ -29,6 +29,7 @@ from alignedserve.engine.profiling import (
     subject_of,
 )
 from alignedserve.kernels.common.reference import Reference
+from tests.engine.driver import PLENTY, Replays
 from tests.models import MAX_POSITIONS
 
 LIMITS = WorkerLimits(num_blocks=120, block_size=4, page_size=8, max_step_tokens=64, max_batch=8)
@@ -352,6 +353,23 @@ def test_the_subject_names_over_what_ranks_talk(
     monkeypatch.setattr(engine, "ranks", two)
     subject = subject_of(engine, folder_of("gqa-untied"))
     assert (subject.tensor_parallel, subject.kernels) == (2, f"{engine.kernels}, ranks over sockets")
+
+
+def test_a_worker_that_captures_other_steps_has_a_profile_of_its_own(
+    folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """On GPUs, a prefill worker that does not decode captures no decodes: those that it measures take longer, and its
+    profile would mislead the decode workers, and theirs would be measured again by it."""
+    folder, cache, subjects = folder_of("gqa-untied"), tmp_path / "cache", list[Subject]()
+    for tick, only_prompts in ((0.001, False), (0.003, True)):
+        engine = Engine(folder, num_blocks=120, block_size=4, dtype="float32", has_graphs=True)
+        engine.capture(2, Replays(), lambda: PLENTY, 0, most_tokens=16, only_prompts=only_prompts)
+        subjects.append(subject_of(engine, folder))
+        profiled(engine, cache, tmp_path, tick=tick, subject=subjects[-1])
+    both, prompts = (cached(cache, subject) for subject in subjects)
+    assert both is not None
+    assert prompts is not None
+    assert prompts.points[0].seconds == pytest.approx(3 * both.points[0].seconds)
 
 
 def test_the_subject_names_model_device_and_type(engine: Engine, folder_of: Callable[[str], Path]) -> None:
