@@ -257,8 +257,11 @@ def dried(step: Step) -> Step:
         # In one process: pytest-xdist (`-n`), which the GPU's machine has, may not be here.
         command = tuple("cpu" if part == "cuda" else part for part in step.command if part not in ("-n", "12"))
         return Step(step.part, step.name, command, 120, step.title)
-    command = step.command[: step.command.index("--model")] if "--model" in step.command else step.command
-    return Step(step.part, step.name, (*command, "--model", "tiny"), 240, step.title)
+    command, tiny = step.command, "tiny"
+    if "--model" in command:
+        at = command.index("--model")
+        command, tiny = command[:at], f"tiny-{command[at + 1].removesuffix('-whole')}"
+    return Step(step.part, step.name, (*command, "--model", tiny), 240, step.title)
 
 
 def collect(folder: Path) -> int:

@@ -30,6 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from enum import Enum
@@ -93,7 +94,7 @@ PROMPTS = [(512, 0), (2048, 0), (8192, 0), (512, 8000)]  # tokens, and those bef
 QUANTISED, SHORT = (1, 8, 64), 64  # batches, and tokens before: nearly all that is read is weights
 BLOCK = 128  # outputs and inputs of 8-bit floats that share a scale
 MANY, MIXED = 64, (64, 128, 256, 512)  # decodes in a mixed step, and tokens of the prompt
-OVERLAPPED, REPLAYS = (1, 2, 8, 64), 100  # batches, and replays of each of two steps
+OVERLAPPED, REPLAYS = (1, 2, 8, 64), 100 if DEVICE.type == "cuda" else 2  # batches, and replays of each of two steps
 OF_BUSY = 1.1  # the time of a mixed step that is planned ahead, in times of that for which the GPU computes
 
 
@@ -437,24 +438,29 @@ def timed_alone(work: Callable[[], object]) -> float:
 
 @contextmanager
 def repeating(copy: Callable[[], object], device: torch.device) -> Iterator[None]:
-    """Repeat the copy in a separate thread and stream while the context is open."""
-    going, copied = [True], [0]
+    """Repeat the copy in a separate thread and stream while the context is open, from after a first one on."""
+    going, first = [True], Future[None]()
 
     def again() -> None:
-        with beside_steps(device):
-            while going[0]:
+        try:
+            with beside_steps(device):
                 copy()
-                copied[0] += 1
+                first.set_result(None)
+                while going[0]:
+                    copy()
+        except BaseException as error:
+            if first.done():
+                raise
+            first.set_exception(error)
 
     thread = Thread(target=again, daemon=True)
     thread.start()
     try:
+        first.result()
         yield
     finally:
         going[0] = False
         thread.join()
-    if not copied[0]:
-        raise RuntimeError("nothing was copied meanwhile")
 
 
 # --- Quantised weights

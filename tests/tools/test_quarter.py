@@ -210,6 +210,17 @@ def test_a_dry_step_needs_no_plugin_and_one_tiny_model() -> None:
         assert step.command.count("--model") == (step.command[1] not in ("pytest", "lab.benchmarks.roads"))
 
 
+@rare  # all together take minutes
+@pytest.mark.parametrize("name", [step.name for step in STEPS if step.name != "server"])
+def test_each_step_can_be_tried_without_a_gpu(name: str, tmp_path: Path) -> None:
+    """Tests of GPUs skip; all else measures a tiny model of its kind, with experts where there are some."""
+    (tried,) = [quarter.dried(step) for step in STEPS if step.name == name]
+    lines = ran(tmp_path, tried, seconds=tried.limit_s)
+    assert ends(lines) == {name: "ok"}, (tmp_path / "stderr.log").read_text()[-3000:]
+    is_measured = tried.command[1] != "pytest"
+    assert any("value" in line for line in lines) is is_measured
+
+
 @rare  # it takes as long as ten other tests, and the GPU checks run it too
 def test_a_server_answers_there(machine: dict[str, str], tmp_path: Path) -> None:
     """A whole deployment on the CPU, of a model without weights, is asked as on the GPU."""

@@ -24,13 +24,16 @@ RUNS = 20
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")  # a CPU: of a dry run
 
 
+_TINY = Model("tiny", 2, 64, heads=4, kv_heads=2, ffn_size=128, vocabulary=2_048, head_dim=16)
 MODELS = {
     "7b": replace(KNOWN["llama-2-7b"], name="llama_7b_mha"),
     "8b": replace(KNOWN["llama-3.1-8b"], name="llama_8b_gqa"),
     "moe": replace(KNOWN["qwen3-30b-a3b"], name="qwen3_moe_4_layers", layers=4),
     "moe-fp8": replace(KNOWN["qwen3-30b-a3b"], name="qwen3_moe_4_layers_fp8", layers=4),  # experts in blocks of 128
     "moe-fp8-whole": replace(KNOWN["qwen3-30b-a3b"], name="qwen3_moe_fp8"),  # 31 GB
-    "tiny": Model("tiny", 2, 64, heads=4, kv_heads=2, ffn_size=128, vocabulary=2_048, head_dim=16),
+    "tiny": _TINY,
+    "tiny-moe": replace(_TINY, name="tiny_moe", experts=8, chosen=2, expert_size=64),
+    "tiny-moe-fp8": replace(_TINY, name="tiny_moe_fp8", experts=8, chosen=2, expert_size=64),
 }
 
 
@@ -94,7 +97,7 @@ def asked(doc: str | None, program: str, parts: Sequence[str]) -> tuple[list[str
     parser.add_argument("--only", type=several(str, parts), default=[*parts], help="parts, with commas (default: all)")
     parser.add_argument("--model", choices=[*MODELS], default="8b", help="whose shapes")
     options = parser.parse_args()
-    if DEVICE.type != "cuda" and options.model != "tiny":
+    if DEVICE.type != "cuda" and not options.model.startswith("tiny"):
         sys.exit(f"lab.benchmarks.{program}: no GPU: torch sees none here")
     print(json.dumps(about()), flush=True)
     return options.only, MODELS[options.model]
@@ -127,9 +130,10 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def seconds(work: Callable[[], object], runs: int = RUNS) -> float:
-    for _ in range(3):  # compiled, tuned, warm
+    is_dry = DEVICE.type != "cuda"
+    for _ in range(0 if is_dry else 3):  # compiled, tuned, warm
         work()
-    return median(timed(work) for _ in range(runs))
+    return median(timed(work) for _ in range(1 if is_dry else runs))
 
 
 def replayed(work: Callable[[], object], times: int = 1) -> float:
