@@ -253,10 +253,13 @@ def _lost(environment: dict[str, str]) -> str:
 
 def dried(step: Step) -> Step:
     """Return the step on a tiny model; tests of a GPU skip, and KV goes from CPU to CPU."""
-    if step.command[1] in ("pytest", "lab.benchmarks.roads"):
+    if step.command[1] == "pytest":
         # In one process: pytest-xdist (`-n`), which the GPU's machine has, may not be here.
-        command = tuple("cpu" if part == "cuda" else part for part in step.command if part not in ("-n", "12"))
+        command = tuple(part for part in step.command if part not in ("-n", "12"))
         return Step(step.part, step.name, command, 120, step.title)
+    if step.command[1] == "lab.benchmarks.roads":  # whose goals on CPUs are for a quiet machine
+        code = "from lab.benchmarks.roads import on_cpus; on_cpus()"
+        return Step(step.part, step.name, ("-c", code), 240, step.title)
     command, tiny = step.command, "tiny"
     if "--model" in command:
         at = command.index("--model")
