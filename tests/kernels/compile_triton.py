@@ -38,7 +38,7 @@ from alignedserve.kernels.triton import tokens as triton_tokens
 
 INT, LONG, FLOAT, DOUBLE, WHOLE = "*i32", "*i64", "*fp32", "*fp64", "i32"
 POINTERS = {
-    "pieces tables counters odd": INT,
+    "pieces tables counters": INT,
     "slots tokens tops likeliest counts": LONG,
     "partial weights cos sin least step values logits sinks slopes": FLOAT,
     "wishes": DOUBLE,
