@@ -75,6 +75,10 @@ class PromptTooLong(AlignedServeError):
     """A conversation surely has more tokens than were asked for: the client's fault."""
 
 
+class NotCaptured(AlignedServeError):
+    """A step of some size cannot be captured, while others can."""
+
+
 class RankLost(AlignedServeError):
     """The ranks of a worker cannot go on together: it ends, its launcher starts it again."""
 

@@ -81,7 +81,8 @@ def tests(name: str, *paths: str) -> tuple[str, ...]:
 
 
 DECODES = ("captured", "ahead", "host", "gpu", "rate", "bandwidth", "sampled", "sampled_host")
-PROMPTS = ("rate", "products", "step", "captured", "ahead", "host", "of_gpu", "gpu")  # "step": before it was captured
+# "step": before it was captured
+PROMPTS = ("rate", "products", "step", "captured", "ahead", "host", "of_gpu", "gpu", "library")
 SERVED = ("requests.finished", "attainment", "tokens_in_time", "tokens_per_s", "ttft_s.p50", "ttft_s.p99", "tpot_s.p50",
     "gap_s.p99")  # fmt: skip
 STEPS = (

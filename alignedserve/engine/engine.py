@@ -61,7 +61,8 @@ from alignedserve.kernels.common.int8_kv import vector_of
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.quantised import AnyQuantised, QuantisedLinear
-from alignedserve.kernels.common.spans import Lie, Spans, StaticSpans
+from alignedserve.kernels.common.spans import Lie, LongChunks, Spans, StaticSpans, StepSize
+from alignedserve.kernels.common.timing import Seconds, seconds_on_gpu
 from alignedserve.kernels.dispatch.dispatcher import KernelChoice, Kernels, choose
 from alignedserve.kernels.dispatch.rehearsing import (
     OF_EXPERTS,
@@ -274,13 +275,18 @@ class Engine:
         with_adapters: bool = False,
         only_prompts: bool = False,
         maps: Maps | None = None,
+        seconds: Seconds = seconds_on_gpu,
     ) -> None:
         """Capture decode steps of up to `most` requests, and steps with prompts of up to `most_tokens` tokens, as long
         as `least` bytes are free: all ranks together. `with_adapters` says that each is captured with adapters, too;
         `only_prompts` that no request decodes here. With `maps` the ranks may sum through each other's memory."""
         assert self.has_graphs, "there is no block for padding"
         scratch, captures, config = self.num_blocks, self._captures, self.config
-        places = places_for(most, units_for(config.max_positions, self.block_size), self.num_blocks)
+        longest = units_for(config.max_positions, self.block_size)
+        places, least_long = places_for(most, longest, self.num_blocks), self._kernels.long_chunk
+        long = None
+        if least_long and config.latent_rank is None:
+            long = LongChunks(least_long, min(longest, self.num_blocks))
         forward, words, block_size = self._forward_captured, config.vocab_size, self.block_size
         tokens = min(most_tokens, config.max_positions)  # padding is one chunk
         draw = None if self.ranks.rank or not self._kernels.captures_draws else self._kernels.draw_by
@@ -288,7 +294,7 @@ class Engine:
         if self.ranks.together(int(with_adapters)):
             adapters = StaticAdapters(max(most, tokens))
         self._captured_adapters = adapters
-        kinds = draw, adapters, only_prompts
+        kinds = draw, adapters, only_prompts, long, seconds
         graphs = StepGraphs(most, tokens, words, forward, capture, block_size, places, scratch, self.device, *kinds)
         if maps is not None and self._sums is not None:
             like = torch.zeros((1, config.hidden_size), dtype=self.dtype, device=self.device)
@@ -303,6 +309,11 @@ class Engine:
                 fell_back(CAPTURED, f"there was too little memory for those of {graphs.left_out}", STEP_BY_STEP)
         else:  # attention failed, and torch took its place: it reads tables on the CPU, whose values a graph would keep
             fell_back(CAPTURED, self.why_no_graphs or OTHER_RANK, STEP_BY_STEP)
+
+    @property
+    def compared(self) -> Mapping[StepSize, tuple[float, float]]:
+        """Return the seconds of captured steps with chunks of long requests: by another library, and by ours."""
+        return {} if self._graphs is None else self._graphs.compared
 
     def step(self, plan: StepPlan) -> StepResult:
         """Run the step and return its result.

@@ -25,6 +25,10 @@ graph would need room and kernels for all of them in each step.
 Which pieces of attention run side by side differs from step to step: a graph has the largest possible number of pieces,
 and those that a step does not need do nothing (kernels/triton/pieces.py).
 
+Where another library may attend for chunks of long requests (`LongChunks`), the larger sizes with prompts are captured
+once more, with that library. A graph stays where it takes a chunk behind 8,000 tokens faster than the usual one, and a
+step that suits it runs in it. Decodes beside the chunks, and all other steps, are left to ours.
+
 Where a worker has memory for adapters, each size is captured again with the kernels of adapters. These look up on the
 device which rows have which adapter, and where it lies: a graph serves adapters that are loaded later, of any rank.
 
@@ -46,13 +50,14 @@ from torch import Tensor
 from alignedserve.engine.device.devices import out_of_memory
 from alignedserve.engine.device.ranks import ALONE, RankLinks
 from alignedserve.engine.inputs import Inputs
-from alignedserve.errors import RankLost
+from alignedserve.errors import NotCaptured, RankLost
 from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.adapters import StaticAdapters, StepAdapters
 from alignedserve.kernels.common.drawing import NONE
-from alignedserve.kernels.common.failing import fault_of_kernel
+from alignedserve.kernels.common.failing import fault_of_kernel, in_a_line
 from alignedserve.kernels.common.placing import Section, StepMemory
-from alignedserve.kernels.common.spans import Lie, StaticSpans, StepSize
+from alignedserve.kernels.common.spans import Lie, LongChunks, StaticSpans, StepSize
+from alignedserve.kernels.common.timing import Seconds, seconds_on_gpu
 
 log = logging.getLogger("alignedserve.engine")
 
@@ -61,6 +66,11 @@ _EACH, _UP_TO, _THEN_EACH = 8, 256, 16  # distance between sizes from 8 on, and 
 # Steps with prompts: larger ones keep a GPU busy for longer than the host takes to launch their kernels.
 _WITH_PROMPTS = (16, 32, 64, 128, 192, 256, 320, 384, 512, 640)
 _MOST_CHUNKS = 33  # one of them, or one decode, is padding: for each attention may have a piece that does nothing
+# Another library's chunks: at most, one of them padding, since a table of blocks is sent for each; and the rows of the
+# step at least, below which attention is a small part of it.
+_MOST_LONG, _LEAST_LONG_ROWS = 9, 128
+_BEHIND = 8_000  # tokens before the chunk by which the two graphs of a size are compared
+_WORTH, _TURNS = 0.97, 3  # what the library's graph may take of the usual one's time, and how often each is timed
 _MOST_PLACES = 1 << 22  # of blocks: 32 MB, for 67 million tokens with 16 in each
 _MIB = 1 << 20
 
@@ -140,13 +150,15 @@ class StepGraphs:
         draw: Draw | None = None,
         adapters: StaticAdapters | None = None,
         only_prompts: bool = False,
+        long: LongChunks | None = None,
+        seconds: Seconds = seconds_on_gpu,
     ) -> None:
         """Prepare graphs for steps of up to `most` decodes, and for steps with prompts of up to `most_tokens` tokens,
-        with a place for each block of each request; `scratch` is a block of no request.
+        with a place for each block of each request; `scratch` is a block of no request, behind all others.
 
         `vocabulary` is the number of logits of a token. Without `draw` no step draws tokens. With `only_prompts` there
         are no graphs for decodes alone, with `adapters` there are graphs for steps with adapters, too: `forward` finds
-        those of the step there.
+        those of the step there. `long` says which chunks another library may attend for.
         """
         self._sizes = [] if only_prompts else [StepSize(size, size) for size in sizes(most)]
         self._sizes += [StepSize(size, min(size, most + 1), _MOST_CHUNKS) for size in sizes_with_prompts(most_tokens)]
@@ -154,15 +166,23 @@ class StepGraphs:
             self._sizes += [size._replace(adapted=True) for size in self._sizes]
         self._forward, self._capture, self._draw, self._adapters = forward, capture, draw, adapters
         self._draw_fault: Exception | None = None  # in the newest capture
+        self._seconds = seconds
+        self.compared = dict[StepSize, tuple[float, float]]()  # seconds by a library, and by ours
         self._logits = torch.empty((most, vocabulary), device=device)
         self._drawn = torch.full((most + 1,), NONE, device=device)  # tokens of the newest step; the last stays NONE
         self._block_size, self._scratch, largest = block_size, scratch, max(most, most_tokens)
-        self._memory = StepMemory(places + largest, largest, device)  # padding has blocks too
+        table = 0 if long is None else _MOST_LONG * long.pages
+        self._memory = StepMemory(places + largest, largest, device, table)  # padding has blocks too
         self._graphs: dict[StepSize, _Graph] = {}
+        self._long = dict[StepSize, StepSize]()  # for a usual size with prompts that with a library's attention
+        for size in self._sizes if long is not None else ():
+            alike = size._replace(chunks=_MOST_LONG, long=long)
+            if size.chunks and size.rows >= _LEAST_LONG_ROWS and alike.holds(self._filling(alike)):
+                self._long[size] = alike
 
     def __len__(self) -> int:
         """Return how many sizes there are, captured or not."""
-        return len(self._sizes)
+        return len(self._sizes) + len(self._long)
 
     @property
     def rows(self) -> list[int]:
@@ -172,7 +192,7 @@ class StepGraphs:
     @property
     def captured(self) -> list[StepSize]:
         """Return the sizes that are captured."""
-        return [size for size in self._sizes if size in self._graphs]
+        return [size for size in (*self._sizes, *self._long.values()) if size in self._graphs]
 
     @property
     def kinds(self) -> str:
@@ -209,23 +229,46 @@ class StepGraphs:
             if ranks.together(free()) < least:
                 log.warning("%s and fewer are not captured: less than %d MB are free", _named(size), least // _MIB)
                 break
-            graph, why = None, "another rank has too little memory"
-            try:
-                with ranks.apart():
-                    graph = self._captured_drawing(size)
-            except (RuntimeError, MemoryError) as error:
-                found = _out_of_memory(error)
-                if found is None:
-                    raise
-                why = found
-            if ranks.together(int(graph is not None)) and graph is not None:
-                self._graphs[size] = graph if ranks.size == 1 else self._captured_together(size)
-            else:
-                log.warning("%s are not captured: %s", _named(size), why)
+            if (graph := self._captured_on_all(size, ranks)) is not None:
+                self._graphs[size] = graph
+            advance()
+        for usual, size in sorted(self._long.items(), key=lambda sizes: (sizes[0].adapted, -sizes[0].rows)):
+            if usual not in self._graphs or ranks.together(free()) < least:
+                break
+            if (graph := self._captured_on_all(size, ranks)) is None:
+                break
+            if ranks.together(int(self._is_faster(size, graph, self._graphs[usual]))):
+                self._graphs[size] = graph
             advance()
         counts = Counter(map(_kind, self.captured))
         for kind, largest in {_kind(size): size for size in self.captured}.items():
             log.info("%s are captured, in %d sizes", _named(largest, "up to "), counts[kind])
+
+    def _captured_on_all(self, size: StepSize, ranks: RankLinks) -> _Graph | None:
+        """Return the graph of a size, or None where one rank has too little memory, or a library fails on one."""
+        graph, why = None, "another rank has too little memory"
+        try:
+            with ranks.apart():
+                graph = self._captured_drawing(size)
+        except (RuntimeError, MemoryError, NotCaptured) as error:
+            found = _out_of_memory(error)
+            if found is None and size.long is None:
+                raise
+            why = found or in_a_line(error)
+        if ranks.together(int(graph is not None)) and graph is not None:
+            return graph if ranks.size == 1 else self._captured_together(size)
+        log.warning("%s are not captured: %s", _named(size), why)
+        return None
+
+    def _is_faster(self, size: StepSize, by_library: _Graph, by_ours: _Graph) -> bool:
+        took = list[float]()
+        for graph in (by_library, by_ours):
+            graph.fill(Inputs((), {}, None), len(self._drawn) - 1, (), None)
+            graph.spans.place(self._filling(size))
+            took.append(min(self._seconds(graph.replay) for _ in range(_TURNS)))
+        theirs, ours = self.compared[size] = took[0], took[1]
+        log.info("%s: %.2f ms by another library, %.2f by ours", _named(size), 1e3 * theirs, 1e3 * ours)
+        return theirs <= _WORTH * ours
 
     def replay(
         self,
@@ -242,13 +285,15 @@ class StepGraphs:
         """
         rows = len(inputs.tokens)
         has_prompts = rows > len(lies) or [*wanted] != [*range(rows)]
-        graph = self._graphs.get(self._size_for(rows, has_prompts, adapters is not None))
-        if graph is None:
+        usual = self._size_for(rows, has_prompts, adapters is not None)
+        if usual not in self._graphs:
             return None
-        size = graph.spans.size
-        lies = [*lies, *self._padding(size, size.rows - rows)]
-        if not size.holds(lies) or len(wanted) > min(size.rows, len(self._logits)):
+        lies = [*lies, *self._padding(usual, usual.rows - rows)]
+        alike = (self._long.get(usual, usual), usual)
+        size = next((size for size in alike if size in self._graphs and size.holds(lies)), None)
+        if size is None or len(wanted) > min(size.rows, len(self._logits)):
             return None
+        graph = self._graphs[size]
         room = len(self._memory.blocks.host)
         if sum(-(-lie.tokens // self._block_size) for lie in lies) > room:
             fell_back(SHARING, f"captured steps have room for {room} blocks", STEP_BY_STEP)
@@ -290,9 +335,18 @@ class StepGraphs:
         self._draw = None
         return self._captured(size)
 
+    def _filling(self, size: StepSize) -> list[Lie]:
+        """Return what a size is captured with: padding, or for a library one chunk behind as many tokens as there may
+        be. These are of blocks before the scratch block, which are only read; a request's last block may be cut."""
+        if size.long is None:
+            return self._padding(size, size.rows)
+        own = -(-size.rows // self._block_size)
+        before = max(0, min(_BEHIND // self._block_size, size.long.pages - 1 - own, self._scratch))
+        return [Lie(size.rows, before * self._block_size + size.rows, (*range(before), *(self._scratch,) * own))]
+
     def _captured(self, size: StepSize) -> _Graph:
-        padding = self._padding(size, size.rows)
-        spans, logits = StaticSpans(size, padding, self._block_size, self._memory), self._logits[: size.rows]
+        filling = self._filling(size)
+        spans, logits = StaticSpans(size, filling, self._block_size, self._memory), self._logits[: size.rows]
         tokens, sources = (spans.section(size.rows, torch.long) for _ in range(2))
         rows = spans.section(len(logits), torch.long) if size.chunks else None
         draw = self._draw
@@ -311,7 +365,7 @@ class StepGraphs:
 
         graph = _Graph(spans, tokens, sources, rows, table, step)
         graph.fill(Inputs((), {}, None), len(self._drawn) - 1, (), None)
-        spans.place(padding)
+        spans.place(filling)
         return replace(graph, replay=self._capture(step))
 
     def _captured_together(self, size: StepSize) -> _Graph:
@@ -329,7 +383,8 @@ def _named(size: StepSize, about: str = "") -> str:
 
 def _kind(size: StepSize) -> str:
     """Return what a size counts, in words: "tokens with prompts and adapters", for example."""
-    beside = [*("prompts",) * bool(size.chunks), *("adapters",) * size.adapted]
+    prompts = "prompts" if size.long is None else "prompts of long requests"
+    beside = [*(prompts,) * bool(size.chunks), *("adapters",) * size.adapted]
     return ("tokens" if size.chunks else "requests") + " with " * bool(beside) + " and ".join(beside)
 
 

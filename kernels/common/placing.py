@@ -28,6 +28,10 @@ def put(out: Tensor, values: Tensor) -> None:
     out.copy_(values.pin_memory() if out.device.type == "cuda" else values, non_blocking=True)
 
 
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
 class Section(NamedTuple):
     """A part of what a captured step reads: filled on the CPU, read on the device."""
 
@@ -50,9 +54,10 @@ class StepMemory:
                  └────────────────────────── one copy ─────────────────────────────────┘
     """
 
-    def __init__(self, entries: int, rows: int, device: torch.device) -> None:
-        """Make room for so many blocks, and for the sections of steps of up to `rows` rows."""
-        self.device, self.begin = device, _SECTIONS + rows * _OF_ROW
+    def __init__(self, entries: int, rows: int, device: torch.device, table: int = 0) -> None:
+        """Make room for so many blocks, and for the sections of steps of up to `rows` rows, among them a `table` of so
+        many blocks."""
+        self.device, self.begin = device, _SECTIONS + rows * _OF_ROW + _aligned(4 * table)
         self.host = torch.zeros(self.begin + 4 * entries, dtype=torch.uint8)
         self.there = torch.zeros(len(self.host), dtype=torch.uint8, device=device)
         self.blocks = Section(*(bytes_[self.begin :].view(torch.int32) for bytes_ in (self.host, self.there)))
@@ -68,7 +73,7 @@ class StepInputs:
         """Return a new section of this many numbers. Each step must fill all of it: other sizes have other sections
         there."""
         size = count * dtype.itemsize
-        self._first -= -(-size // _ALIGNED) * _ALIGNED
+        self._first -= _aligned(size)
         if self._first < 0:
             raise RuntimeError(f"the inputs of a captured step take more than {self.memory.begin} bytes")
         at = slice(self._first, self._first + size)

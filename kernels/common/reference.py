@@ -70,6 +70,11 @@ class Reference:
         return False
 
     @property
+    def long_chunk(self) -> int:
+        """Return the tokens of a request from which on another library may attend for its chunks; 0 without one."""
+        return 0
+
+    @property
     def identity(self) -> str:
         return f"{self.name}, torch {torch.__version__}"
 

@@ -174,6 +174,21 @@ class Refilled(Protocol):
         """Fill the table's section again, for the requests that are there now."""
 
 
+class LongChunks(NamedTuple):
+    """Which chunks another library attends for in captured steps."""
+
+    least: int  # tokens of the longest of their requests
+    pages: int  # most blocks of a request
+
+    def suit(self, chunks: Sequence[Lie], rows: int) -> bool:
+        """Return whether these chunks are for the library, in a step of so many rows.
+
+        It shares its work out as if all rows were of chunks, and reads blocks that are filled from the left."""
+        is_long = max((lie.tokens for lie in chunks), default=0) >= self.least
+        has_half = 2 * sum(lie.queries for lie in chunks) >= rows
+        return is_long and has_half and all(min(lie.blocks) >= 0 for lie in chunks)
+
+
 class StepSize(NamedTuple):
     """What a captured step has room for."""
 
@@ -181,10 +196,12 @@ class StepSize(NamedTuple):
     decodes: int  # most requests with one token each
     chunks: int = 0  # most requests with more tokens
     adapted: bool = False  # whether some have adapters
+    long: LongChunks | None = None  # where another library attends for the chunks
 
     def holds(self, lies: Sequence[Lie]) -> bool:
-        decodes = sum(lie.queries == 1 for lie in lies)
-        return decodes <= self.decodes and len(lies) - decodes <= self.chunks
+        chunks = [lie for lie in lies if lie.queries > 1]
+        has_room = len(lies) - len(chunks) <= self.decodes and len(chunks) <= self.chunks
+        return has_room and (self.long is None or self.long.suit(chunks, self.rows))
 
 
 class StaticSpans(Spans):

@@ -14,30 +14,23 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from alignedserve.errors import NotCaptured
 from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.failing import fault_of_kernel
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans, StaticSpans
+from alignedserve.kernels.common.timing import Seconds, seconds_on_gpu
 from alignedserve.kernels.dispatch.paged_libraries import PagedLibrary, PagedRequests, fits, pages_of, requests_of
 from alignedserve.kernels.triton.kernels import TritonKernels
 
 log = logging.getLogger("alignedserve.kernels")
 
 _TURNS = 3
-# Tokens of the longest chunk's request, below which ours attends: such a step is as long as the host takes to launch
-# its kernels, and a call of another library takes the host longer.
-LEAST_TOKENS = 1_024
+# The one rule of which chunks may be another library's: one of their requests has this many tokens, in captured steps
+# as in others. Shorter ones take a GPU as long by either, and where the step is not captured it is as long as the host
+# takes to launch its kernels, which takes longer for a call of another library.
+LONG_CHUNK = 1_024
 _OURS = "Triton"
-Seconds = Callable[[Callable[[], object]], float]
-
-
-def seconds_on_gpu(work: Callable[[], object]) -> float:
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    work()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1000
 
 
 def nothing_can_be_timed() -> bool:
@@ -73,41 +66,49 @@ class _Failed(Exception):
 
 
 class PagedKernels(TritonKernels):
-    """The Triton kernels, with other libraries for attention."""
+    """The Triton kernels, with other libraries for attention.
+
+    Which is the fastest for captured steps, StepGraphs measures: whole steps, replayed."""
 
     def __init__(
-        self, libraries: Sequence[PagedLibrary], fastest: Fastest | None = None, least_tokens: int = LEAST_TOKENS
+        self, libraries: Sequence[PagedLibrary], fastest: Fastest | None = None, long_chunk: int = LONG_CHUNK
     ) -> None:
         self.name = f"{TritonKernels.name}, for attention also {' and '.join(library.name for library in libraries)}"
         self._libraries, self._fastest = list(libraries), fastest or Fastest()
-        self._least_tokens = least_tokens
+        self._long_chunk = long_chunk
+
+    @property
+    def long_chunk(self) -> int:
+        return self._long_chunk if self._libraries else 0
 
     def _attend_some(
         self, query: Tensor, cache: Tensor, spans: Spans, out: Tensor, scoring: Scoring, decodes: bool
-    ) -> None:
+    ) -> Tensor:
         ours = partial(super()._attend_some, query, cache, spans, out, scoring, decodes)
         able = list[PagedLibrary]()
-        if scoring.is_usual and not isinstance(spans, StaticSpans):  # the libraries cannot read static spans
+        if scoring.is_usual and (not isinstance(spans, StaticSpans) or (spans.size.long is not None and not decodes)):
             fit = [library for library in self._libraries if fits(library, query, cache, spans)]
             able = [library for library in fit if library.why_not(decodes) is None]
         requests = requests_of(spans, cache.device, decodes=decodes) if able else None
-        if requests is None or (not decodes and requests.most_tokens < self._least_tokens):
-            ours()
-            return
+        if requests is None or (not decodes and requests.most_tokens < self._long_chunk):
+            return ours()
         kind = (decodes, query.shape[1:], cache.shape[-1], scoring.window)
         key = spans.kept(kind, partial(_key, requests, decodes, query, cache, scoring))
         while True:
-            ways = {_OURS: ours}
-            ways |= {
+            ways: dict[str, Callable[[], Tensor]] = {
                 library.name: partial(_attended_by, library, query, cache, requests, out, scoring) for library in able
             }
             try:
-                ways[self._fastest.find(key, ways)]()
-                return
+                if isinstance(spans, StaticSpans):
+                    return next(iter(ways.values()))()
+                ways = {_OURS: ours, **ways}
+                return ways[self._fastest.find(key, ways)]()
             except _Failed as failed:
                 fell_back(f"attention of {failed.library.name}", str(failed), "the other kernels attend")
                 able.remove(failed.library)
                 self._libraries.remove(failed.library)
+                if isinstance(spans, StaticSpans):  # what was captured until here can no more be used
+                    raise NotCaptured(f"attention of {failed.library.name} failed: {failed}") from failed
 
 
 def _key(requests: PagedRequests, decodes: bool, query: Tensor, cache: Tensor, scoring: Scoring) -> str:
@@ -121,14 +122,11 @@ def _key(requests: PagedRequests, decodes: bool, query: Tensor, cache: Tensor, s
 
 def _attended_by(
     library: PagedLibrary, query: Tensor, cache: Tensor, requests: PagedRequests, out: Tensor, scoring: Scoring
-) -> None:
+) -> Tensor:
     k, v = pages_of(cache, query.shape[-1])
     of_theirs = query if requests.rows is None else query.index_select(0, requests.rows)
     try:
         attended = library.attend(of_theirs, k, v, requests, scoring.scale, scoring.window)
     except Exception as error:  # another version may raise anything, also for arguments that it does not know
         raise _Failed(library, fault_of_kernel(error, cache.device)) from error
-    if requests.rows is None:
-        out.copy_(attended)
-    else:
-        out.index_copy_(0, requests.rows, attended)
+    return attended.contiguous() if requests.rows is None else out.index_copy_(0, requests.rows, attended)

@@ -5,6 +5,9 @@ request's pages. A layer's cache has this form without a copy: K of all blocks i
 `misfit` and `why_not` say what else they require. They read the tokens of a page in the order of its slots alone.
 
 The libraries read what is in the cache already; nothing here writes to it.
+
+In captured steps they attend for the chunks alone. They learn on the device where the requests lie, and of numbers on
+the host they take only bounds: a graph gives those of its size, and requests of no tokens where there are fewer.
 """
 
 from __future__ import annotations
@@ -14,14 +17,16 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Any, Protocol
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from alignedserve.kernels.common.failing import in_a_line
 from alignedserve.kernels.common.placing import on_device
-from alignedserve.kernels.common.spans import Spans
+from alignedserve.kernels.common.spans import Spans, StaticSpans
 
 PAGE = 256  # tokens that a page is a multiple of, for flash-attn
 _MOST_HEAD_DIM = 256
@@ -32,47 +37,88 @@ _DTYPES = (torch.bfloat16, torch.float16)
 class PagedRequests:
     """A step's decodes, or all its other requests, in the form that these libraries take: tensors on the device."""
 
-    rows: Tensor | None  # rows of these requests' queries; None for all rows
+    rows: Tensor | None  # rows of these requests' queries; None: the libraries get all rows
     starts: Tensor  # compressed rows of their queries, int32
     tokens: Tensor  # of each, int32
     reached: Tensor  # compressed rows of their tokens, int32
     table: Tensor  # [requests, most pages of any]: a request's pages, then arbitrary pages
-    most_queries: int
+    most_queries: int  # no request has more
     most_tokens: int
+
+
+class _Place(NamedTuple):
+    row: int  # of the request's first query
+    end: int  # of its queries
+    tokens: int
+    pages: Tensor
 
 
 def requests_of(spans: Spans, device: torch.device, *, decodes: bool) -> PagedRequests | None:
     """Return the decodes or the other requests, or None where there are none; all layers of a step share the result."""
+    if isinstance(spans, StaticSpans):
+        assert not decodes, "in captured steps ours attends for decodes"
+        static: _StaticRequests = spans.kept("requests", lambda: _StaticRequests(spans))
+        return static.requests
     made: PagedRequests | None = spans.kept((device, "requests", decodes), lambda: _requests(spans, device, decodes))
     return made
 
 
+def _places(spans: Spans, decodes: bool) -> list[_Place]:
+    lies = zip(pairwise(spans.rows.tolist()), spans.tokens.tolist(), pairwise(spans.starts.tolist()), strict=True)
+    return [
+        _Place(row, end, tokens, spans.blocks[start:stop])
+        for (row, end), tokens, (start, stop) in lies
+        if (end - row == 1) == decodes
+    ]
+
+
 def _requests(spans: Spans, device: torch.device, decodes: bool) -> PagedRequests | None:
-    rows, tokens, starts = spans.rows.tolist(), spans.tokens.tolist(), spans.starts.tolist()
-    chosen = [span for span in range(len(tokens)) if (rows[span + 1] - rows[span] == 1) == decodes]
+    chosen = _places(spans, decodes)
     if not chosen:
         return None
-    counts = [rows[span + 1] - rows[span] for span in chosen]
-    lengths = [tokens[span] for span in chosen]
-    pages = spans.blocks.tolist()
-    own = [pages[starts[span] : starts[span + 1]] for span in chosen]
-    most = max(map(len, own))
-    parts = (
-        _sums(counts),
-        torch.tensor(lengths, dtype=torch.int32),
-        _sums(lengths),
-        torch.tensor([row + [0] * (most - len(row)) for row in own], dtype=torch.int32).flatten(),
-    )
-    at = [row for span in chosen for row in range(rows[span], rows[span + 1])]
-    begun, there, reached, table = on_device(torch.cat(parts), device).split([len(part) for part in parts])
+    counts, lengths = [place.end - place.row for place in chosen], [place.tokens for place in chosen]
+    table = pad_sequence([place.pages for place in chosen], batch_first=True)
+    parts = _sums(counts), torch.tensor(lengths, dtype=torch.int32), _sums(lengths), table.flatten()
+    at = [row for place in chosen for row in range(place.row, place.end)]
+    begun, there, reached, pages = on_device(torch.cat(parts), device).split([len(part) for part in parts])
     return PagedRequests(
-        None if len(chosen) == len(tokens) else on_device(torch.tensor(at), device),
-        *(begun, there, reached, table.view(len(chosen), most), max(counts), max(lengths)),
+        None if len(chosen) == len(spans) else on_device(torch.tensor(at), device),
+        *(begun, there, reached, pages.view(table.shape), max(counts), max(lengths)),
     )
 
 
 def _sums(counts: Sequence[int]) -> Tensor:
-    return torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
+    return torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
+
+
+class _StaticRequests:
+    """The chunks of captured steps, in memory that stays, with room for as many as there can be.
+
+    The libraries get all rows, and leave those before and behind the chunks as they are."""
+
+    def __init__(self, spans: StaticSpans) -> None:
+        size = spans.size
+        assert size.long is not None, "no library attends in these steps"
+        most, pages = self._room = size.chunks, size.long.pages
+        counts = most + 1, most, most + 1, most * pages
+        self._parts = starts, tokens, reached, table = tuple(spans.section(count, torch.int32) for count in counts)
+        self._spans, bounds = spans, (size.rows, pages * spans.block_size)
+        self.requests = PagedRequests(
+            None, starts.device, tokens.device, reached.device, table.device.view(self._room), *bounds
+        )
+        self.refill()
+        spans.send()
+
+    def refill(self) -> None:
+        chosen, (starts, tokens, reached, table) = _places(self._spans, False), (part.host for part in self._parts)
+        if any(before.end != after.row for before, after in pairwise(chosen)):
+            raise ValueError("the chunks of a captured step must lie side by side")
+        lengths, ends = [place.tokens for place in chosen], [place.end for place in chosen]
+        tokens.zero_()[: len(chosen)] = torch.tensor(lengths)
+        starts.fill_(ends[-1])[: len(chosen)] = torch.tensor([place.row for place in chosen])
+        reached.fill_(sum(lengths))[: len(chosen) + 1] = _sums(lengths)
+        for row, place in zip(table.view(self._room), chosen, strict=False):
+            row[: len(place.pages)] = place.pages
 
 
 _NO_FLASH_ATTN = "flash-attn is not installed"
@@ -181,7 +227,7 @@ def fits(library: PagedLibrary, query: Tensor, cache: Tensor, spans: Spans) -> b
         return False
     if head_dim % 8:  # the libraries would pad, and so copy the whole cache
         return False
-    return spans.is_in_order
+    return isinstance(spans, StaticSpans) or spans.is_in_order  # a captured step's size says which chunks it holds
 
 
 def installed() -> tuple[list[str], list[str]]:

@@ -21,10 +21,11 @@ from alignedserve.kernels.common.decoder import Heads, Inner, Norm
 from alignedserve.kernels.common.experts import ExpertWeights
 from alignedserve.kernels.common.failing import in_a_line
 from alignedserve.kernels.common.int8_kv import dequantise_vectors
+from alignedserve.kernels.common.placing import StepMemory
 from alignedserve.kernels.common.quantised import quantised
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import Lie, LongChunks, Spans, StaticSpans, StepSize
 from alignedserve.kernels.dispatch.paged_libraries import PagedLibrary, find, misfit, pages_of, requests_of
 
 _OFF = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}  # far above rounding errors, far below a fault
@@ -77,6 +78,7 @@ def _fault_of_library(
             vectors[half] = torch.randn(len(half), vectors.shape[1], generator=generator).to(device, dtype)
     query = torch.randn(spans.num_rows, 2 * kv_heads, head_dim, generator=generator).to(device, dtype)
     try:
+        captured = requests_of(_static(spans, made, device), device, decodes=False)
         for window in (None, 100):
             expected = reference.attend(query, cache, spans, Scoring(0.1, window)).float()
             for decodes in (True, False):
@@ -86,12 +88,22 @@ def _fault_of_library(
                 assert requests.rows is not None, "there are decodes and chunks"
                 own = query.index_select(0, requests.rows)
                 got = library.attend(own, *pages_of(cache, head_dim), requests, 0.1, window).float()
-                off = float((got - expected.index_select(0, requests.rows)).abs().max())
-                if not off <= _OFF[dtype]:
-                    return f"it is off by {off:.2g}"
+                off = [float((got - expected.index_select(0, requests.rows)).abs().max())]
+                if not decodes and captured is not None:
+                    whole = library.attend(query, *pages_of(cache, head_dim), captured, 0.1, window).float()
+                    off.append(float((whole - expected).index_select(0, requests.rows).abs().max()))
+                if not all(of <= _OFF[dtype] for of in off):
+                    return f"it is off by {max(off):.2g}"
     except Exception as error:
         return in_a_line(error)
     return None
+
+
+def _static(spans: Spans, lies: Sequence[Lie], device: torch.device) -> StaticSpans:
+    """Return the same requests as in a captured step with room for more chunks, and for longer ones."""
+    room = StepSize(spans.num_rows, len(lies), 2 * len(lies), long=LongChunks(1, len(spans.blocks)))
+    memory = StepMemory(len(spans.blocks), room.rows, device, room.chunks * len(spans.blocks))
+    return StaticSpans(room, lies, spans.block_size, memory)
 
 
 def broken(kernels: Reference, device: torch.device, dtype: torch.dtype) -> dict[str, str]:

@@ -323,14 +323,16 @@ class TritonAttention:
             raise ValueError(f"{heads} heads of {head_dim} do not divide among {kv_heads} heads of K")
         scoring.check(heads)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        for decodes in (True, False):
-            self._attend_some(query, cache, spans, out, scoring, decodes)
+        for decodes in (False, True):
+            out = self._attend_some(query, cache, spans, out, scoring, decodes)
         return out
 
     def _attend_some(
         self, query: Tensor, cache: Tensor, spans: Spans, out: Tensor, scoring: Scoring, decodes: bool
-    ) -> None:
-        """Attend for the spans with one query, or for all others, and write their rows of `out`."""
+    ) -> Tensor:
+        """Attend for the spans with one query, or for all others; return `out` with their rows written.
+
+        For all others it may be another tensor: they come first, and the rows of the rest are written behind them."""
         kv_heads = num_kv_heads(cache, query.shape[-1])
         group = query.shape[1] // kv_heads
         rows = max(_LEAST_ROWS, power_of_2(group)) if decodes else max(_CHUNK_ROWS, power_of_2(group))
@@ -338,6 +340,7 @@ class TritonAttention:
         placed = self._placed(spans, cache.device, queries, scoring, decodes, kv_heads)
         if placed is not None:
             self._run(placed, query, cache, out, scoring, rows, group)
+        return out
 
     def _placed(
         self, spans: Spans, device: torch.device, queries: int, scoring: Scoring, decodes: bool, kv_heads: int

@@ -155,6 +155,8 @@ class Bench:
         batch = min(MOST_BATCH, max(batch for batch, _ in self.decoding))
         took = timed(lambda: self.engine.capture(batch, capture, free, least, most_tokens=most))
         report(f"capture_{self.title}", took, "s")
+        for size, (theirs, ours) in self.engine.compared.items():
+            report(f"prompt_{self.title}_{size.rows}_behind_8000_library", theirs * 1e3, "ms", baseline=ours * 1e3)
         return self.engine
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from alignedserve.cli import doctor
 from alignedserve.cli.doctor import Finding, FoundKernels, FoundTorch, Presence
 from alignedserve.config.choices import DeviceKind
 from alignedserve.kernels.dispatch.dispatcher import choose
-from alignedserve.kernels.dispatch.paged_attention import LEAST_TOKENS
+from alignedserve.kernels.dispatch.paged_attention import LONG_CHUNK
 from alignedserve.kernels.dispatch.paged_libraries import PAGE
 from alignedserve.kvpool.arena import numa
 from alignedserve.machine import resources
@@ -192,7 +192,7 @@ def test_others_attention_is_named_and_why_it_is_not_used(monkeypatch: pytest.Mo
         "flash-attn 2.8 is there; FlashAttention 3 is not installed",
     )
     assert f"read blocks of a multiple of {PAGE} tokens, where engine.block_size is 16" in found.how
-    assert f"chunks of requests of {LEAST_TOKENS:,} tokens, on GPUs of compute capability 9.0" in found.how
+    assert f"chunks of requests of {LONG_CHUNK:,} tokens, on GPUs of compute capability 9.0" in found.how
     flash_3 = replace(tried, paged=["FlashAttention 3"], lacking=[])
     monkeypatch.setattr(doctor, "_try_torch", lambda _: FoundTorch("9.9", [], flash_3))
     assert _found("GPU attention").state is Presence.FOUND, "it reads blocks of any size"

@@ -6,10 +6,11 @@ is read from anywhere else.
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,15 +25,17 @@ from alignedserve.config.config import Config
 from alignedserve.config.sections import EngineConfig
 from alignedserve.core import Chunk, Decode, Sampling, StepPlan
 from alignedserve.core import Scoring as Scored
+from alignedserve.engine import graphs as graphs_module
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import Step, StepGraphs, places_for, sizes, sizes_with_prompts
 from alignedserve.engine.inputs import Inputs
-from alignedserve.errors import ConfigError
+from alignedserve.errors import ConfigError, NotCaptured
 from alignedserve.executor import loading as engine_loading
 from alignedserve.fallbacks import fallbacks
+from alignedserve.kernels.common.adapters import StaticAdapters
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans, StaticSpans
+from alignedserve.kernels.common.spans import Lie, LongChunks, Spans, StaticSpans, StepSize
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from tests.conftest import examples
 from tests.engine.driver import GREEDY, PLENTY, Drawing, Driver, Live, Replays, prompt_of, spoil
@@ -511,6 +514,154 @@ def test_sizes_that_are_left_out_are_a_fallback(folder_of: FolderOf) -> None:
 
 
 # --- Memory
+
+
+LONG = LongChunks(30, 50)
+
+
+class ByLibrary:
+    """Stands for graphs some of which another library attends in: `sizes` has those that ran."""
+
+    def __init__(self, takes: float = 1.0, error: Exception | None = None) -> None:
+        self.sizes, self.positions = list[StepSize](), list[int]()
+        self._takes, self._error = takes, error
+
+    def graphs(self, adapters: StaticAdapters | None = None, ends_badly: bool = False) -> StepGraphs:
+        def capture(step: Step) -> Step:
+            try:
+                step()
+            except NotCaptured as error:
+                if ends_badly:
+                    raise RuntimeError("operation failed due to a previous error during capture") from error
+                raise
+            return step
+
+        options = {"long": LONG, "seconds": self._seconds, "adapters": adapters}
+        return StepGraphs(20, 64, 1, self._forward, capture, 4, 400, 60, CPU, **options)
+
+    def _forward(self, tokens: torch.Tensor, spans: StaticSpans, rows: torch.Tensor | None) -> torch.Tensor:
+        if self._error is not None and spans.size.long is not None:
+            raise self._error
+        self.sizes.append(spans.size)
+        self.positions += spans.positions.tolist()
+        made = tokens[:, None] + spans.positions[:, None]
+        return made if rows is None else made[rows]
+
+    def _seconds(self, work: Callable[[], object]) -> float:
+        work()
+        return self._takes if self.sizes[-1].long is not None else 2.0
+
+
+@pytest.fixture
+def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a library attend in steps of 16 tokens, too."""
+    monkeypatch.setattr(graphs_module, "_LEAST_LONG_ROWS", 16)
+
+
+DECODING, TURNED = Lie(1, 9, (1, 2, 3)), Lie(1, 9, (~1, 2, 3))
+
+
+@pytest.mark.usefixtures("small_sizes")
+@pytest.mark.parametrize(
+    ("lies", "by_library"),
+    [
+        ([Lie(12, 30, range(8))], True),
+        ([DECODING, TURNED, Lie(12, 30, range(8)), Lie(2, 2, (9,))], True),
+        ([*[DECODING] * 8, Lie(8, 200, range(50))], True),
+        ([*[DECODING] * 9, Lie(7, 200, range(50))], False),
+        ([Lie(12, 29, range(8))], False),
+        ([DECODING._replace(tokens=200, blocks=range(50)), Lie(12, 29, range(8))], False),
+        ([Lie(12, 30, (*range(7), ~7))], False),
+        ([Lie(12, 30, range(8)), *[Lie(2, 2, (9,))] * 7], True),
+        ([Lie(12, 30, range(8)), *[Lie(2, 2, (9,))] * 8], False),
+    ],
+    ids=["long", "beside others", "half the rows", "less than half", "short", "a long decode", "from the right",
+         "eight chunks", "nine chunks"],
+)  # fmt: skip
+def test_another_library_has_the_steps_with_chunks_of_long_requests(lies: list[Lie], by_library: bool) -> None:
+    made = ByLibrary()
+    graphs = made.graphs()
+    graphs.capture_all(lambda: PLENTY, 0)
+    made.sizes.clear()
+    rows = sum(lie.queries for lie in lies)
+    found = graphs.replay(lies, Inputs([5] * rows, {}, None), [rows - 1])
+    assert found is not None
+    assert found.logits.flatten().tolist() == [5 + lies[-1].tokens - 1]
+    (size,) = made.sizes
+    assert (size.long is not None) is by_library
+
+
+@pytest.mark.usefixtures("small_sizes")
+def test_its_graphs_stay_where_they_are_faster(caplog: pytest.LogCaptureFixture) -> None:
+    """They are compared by one chunk behind as many tokens as a request may have."""
+    for takes, stays in ((1.9, True), (1.99, False)):
+        made = ByLibrary(takes)
+        graphs = made.graphs()
+        with caplog.at_level(logging.INFO):
+            graphs.capture_all(lambda: PLENTY, 0)
+        assert [size.rows for size in graphs.captured if size.long is not None] == [16, 32, 64] * stays
+        assert {size.rows: took for size, took in graphs.compared.items()} == dict.fromkeys((16, 32, 64), (takes, 2.0))
+        assert not graphs.left_out
+    assert "64 tokens with prompts of long requests: 1900.00 ms by another library, 2000.00 by ours" in caplog.text
+    few = StepGraphs(20, 64, 1, ByLibrary()._forward, lambda step: step, 4, 400, 3, CPU, long=LONG)
+    assert max(made.positions) == 4 * 49 - 1, "no place behind the longest request is read"
+    assert len(few) == len(graphs_of(lambda step: step, most_tokens=64)) + 2, "16 behind 12 are not long"
+
+
+@pytest.mark.usefixtures("small_sizes")
+@pytest.mark.parametrize("ends_badly", [False, True], ids=["", "and the capture ends with another error"])
+def test_a_library_that_cannot_be_captured_costs_no_other_graph(
+    caplog: pytest.LogCaptureFixture, ends_badly: bool
+) -> None:
+    graphs = ByLibrary(error=NotCaptured("attention of it failed: TypeError")).graphs(ends_badly=ends_badly)
+    graphs.capture_all(lambda: PLENTY, 0)
+    assert [size.rows for size in graphs.captured] == [1, 2, 4, 8, 16, 20, 16, 32, 64]
+    assert not graphs.left_out
+    assert caplog.text.count("tokens with prompts of long requests are not captured") == 1
+    found = graphs.replay([Lie(12, 30, range(8))], Inputs([5] * 12, {}, None), [11])
+    assert found is not None
+
+
+@pytest.mark.usefixtures("small_sizes")
+def test_steps_with_adapters_have_such_graphs_too() -> None:
+    graphs = ByLibrary().graphs(StaticAdapters(64))
+    graphs.capture_all(lambda: PLENTY, 0)
+    long = [(size.rows, size.adapted) for size in graphs.captured if size.long is not None]
+    assert long == [(rows, adapted) for adapted in (False, True) for rows in (16, 32, 64)]
+
+
+@pytest.mark.usefixtures("small_sizes")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_steps_whose_chunks_another_library_attends_for_say_what_transformers_says(
+    folder_of: FolderOf, reference_of: Callable[[Path], Any], tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Functions in torch stand for the library, and see what a graph would keep. A long prompt runs alone, beside a
+    short one and beside a decode."""
+    triton()
+    fakes = importlib.import_module("tests.kernels.test_paged_libraries")
+    fp32 = (torch.float32,)
+    monkeypatch.setattr(fakes.paged_libraries, "_DTYPES", fp32)
+    third, times = fakes.FakeFlashAttn3(fp32), cycle((1.0, 1.0, 1.0, 2.0, 2.0, 2.0))  # the library's is the faster
+    kernels = fakes.PagedKernels([fakes.FlashAttn3(third)], long_chunk=12)
+    engine = Engine(folder_of("qwen2"), num_blocks=60, block_size=4, dtype="float32", kernels=kernels, has_graphs=True)
+    replays = Replays()
+    engine.capture(2, replays, lambda: PLENTY, 0, most_tokens=16, seconds=lambda _: next(times))
+    at_start, driver = third.calls, Driver(engine, 5)
+    long = driver.start("long", prompt_of(1, 34), 2)
+    short = driver.start_either_way("short", prompt_of(2, 9), 3)
+    driver.run(long, parts=[long.chunk(12)])  # then padding
+    driver.run(long, short, parts=[long.chunk(11), short.chunk(4)])  # and one row of padding
+    assert third.calls > at_start + 1
+    by_library = third.calls
+    driver.run(short, parts=[short.chunk(5)])
+    assert third.calls == by_library, "short chunks are left to ours"
+    driver.run(long, short, parts=[long.chunk(11), short.decode()])
+    driver.run(long, short, parts=[long.decode(), short.decode()])
+    for live in (long, short):
+        compare(reference_of(folder_of("qwen2")), live.prompt, live.output, tally, live.name)
+    tally.check()
+    assert len(replays.sizes) == driver.steps, "all were replayed"
+    assert len({*third.asked}) == 2, "layers with a window, and without"
 
 
 def graphs_of(capture: Callable[[Step], Step], most: int = 20, most_tokens: int = 0) -> StepGraphs:

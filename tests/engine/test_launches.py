@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,14 @@ from triton.runtime import interpreter
 
 from alignedserve.core import Sampling, StepPlan
 from alignedserve.engine.device.ranks import ALONE, RankLinks
+from alignedserve.engine import graphs
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import Step
 from alignedserve.engine.models.rope import Rotation
 from alignedserve.kernels.common import placing
 from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.dispatch.paged_attention import PagedKernels
+from alignedserve.kernels.dispatch.paged_libraries import FlashAttn3, PagedRequests
 from alignedserve.kernels.triton.decoder import TritonDecoder
 from alignedserve.kernels.triton.kernels import TritonKernels
 from alignedserve.kernels.triton.launch import interpreting
@@ -136,6 +139,24 @@ def counting(monkeypatch: pytest.MonkeyPatch, counts: Counting) -> Iterator[None
     yield
 
 
+class Silent(FlashAttn3):
+    """A library whose attention is one launch."""
+
+    def __init__(self) -> None:
+        pass
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        requests: PagedRequests,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        return query.clone()
+
+
 def step_of(
     made: Callable[..., Path],
     folder: Path,
@@ -146,18 +167,21 @@ def step_of(
     own_products: bool = False,
     adapted: bool = False,
     has_ranks: bool = False,
+    library: bool = False,
 ) -> Counting:
     """Return what a captured step launches. Its decodes are sampled, and go on from tokens that nobody has read; beside
-    them runs the middle of a prompt, `chunk` tokens. Where steps are `adapted`, the last decode has an adapter."""
-    counts = Counting()
+    them runs the middle of a prompt, `chunk` tokens. Where steps are `adapted`, the last decode has an adapter; a
+    `library` attends for the chunk."""
+    counts, kernels = Counting(), PagedKernels([Silent()], long_chunk=2) if library else TritonKernels()
     engine = Engine(
         made(folder, num_hidden_layers=layers),
         num_blocks=60,
         dtype="bfloat16",
-        kernels=TritonKernels(),
+        kernels=kernels,
         has_graphs=True,
         ranks=PlayedRanks(counts) if has_ranks else ALONE,
     )
+    monkeypatch.setattr(graphs, "_LEAST_LONG_ROWS", 8)
     engine.reads_later = True
     if own_products:
         assert isinstance(engine._decoder, TritonDecoder)
@@ -174,7 +198,13 @@ def step_of(
     chunks = (prompt.chunk(chunk),) if chunk else ()
     with counting(monkeypatch, counts):
         tokens = 8 if chunk else 0
-        engine.capture(num_requests, counts.capture, lambda: 1 << 40, 0, most_tokens=tokens, with_adapters=adapted)
+        faster = cycle((1.0, 1.0, 1.0, 2.0, 2.0, 2.0))  # a library's graph comes first
+        engine.capture(
+            *(num_requests, counts.capture, lambda: 1 << 40, 0),
+            most_tokens=tokens,
+            with_adapters=adapted,
+            seconds=lambda _: next(faster),
+        )
         sampling = Sampling(0.8, top_p=0.9)
         first = engine.begin(StepPlan(50, (), tuple(live.decode() for live in lives)))
         counts.copies = 0
@@ -196,6 +226,8 @@ def with_experts_alone(folder: Path, **changes: Any) -> Path:
         # norm, query + K + V, rotation and write, attention, output; norm, gate + up, activation, down
         pytest.param(models.gqa, 9, 1, 0, {}, id="dense"),
         pytest.param(models.gqa, 10, 1, 4, {}, id="with a prompt"),  # attention twice
+        # one of them by a library, which writes among the rows of ours
+        pytest.param(models.gqa, 10, 1, 6, {"library": True}, id="with a prompt by a library"),
         # norm and query + K + V, rotation and write, attention, output; norm, gate + up and activation, down
         pytest.param(models.gqa, 6, 1, 0, {"own_products": True}, id="one row by our products"),
         pytest.param(models.gqa, 8, 2, 0, {"own_products": True}, id="norms apart"),
@@ -230,6 +262,7 @@ def test_a_captured_step_launches_no_more_kernels_than_it_did(
         step_of(made, tmp_path / f"{layers}", monkeypatch, layers, num_requests, chunk, **options) for layers in (1, 2)
     )
     by_layer = two.captured - one.captured
+    assert by_layer["clone"] == options.get("library", False)
     assert by_layer.total() <= of_layer, by_layer
     # Tokens of the step before, the embedding, the angles (two are brought to fp32), the last norm, the head and what
     # brings it to fp32; the rows that are wanted; three for drawing. Where parts are held back: the first norm, the

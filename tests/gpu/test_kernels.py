@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,12 +13,14 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from alignedserve.engine.graphs import CudaCapture
 from alignedserve.forms.device.int8_pages import Int8Pages
+from alignedserve.kernels.common.placing import StepMemory
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import Lie, LongChunks, Spans, StaticSpans, StepSize
 from alignedserve.kernels.dispatch.dispatcher import choose
-from alignedserve.kernels.dispatch.paged_attention import Fastest, PagedKernels
+from alignedserve.kernels.dispatch.paged_attention import LONG_CHUNK, Fastest, PagedKernels
 from alignedserve.kernels.dispatch.paged_libraries import PAGE
 from alignedserve.kernels.dispatch.probing import working_libraries
 from tests.gpu.cases import GPU, SOAK, random_step
@@ -159,10 +162,42 @@ def test_others_attention_is_right_where_it_is_used(dtype: torch.dtype, window: 
     expected = REFERENCE.attend(query.float(), cache.float(), spans, Scoring(0.125, window))
     for library in working:
         for fastest in (_Always(library.name), _Always("Triton")):
-            got = PagedKernels([library], fastest, least_tokens=0).attend(
+            got = PagedKernels([library], fastest, long_chunk=0).attend(
                 query.to(GPU), cache.to(GPU), spans, Scoring(0.125, window)
             )
             torch.testing.assert_close(got.float().cpu(), expected, rtol=0, atol=2 * OFF[dtype])
+
+
+@pytest.mark.parametrize("window", [None, 700])
+@pytest.mark.parametrize("page", [16, PAGE])
+def test_others_attention_is_right_in_captured_steps_of_any_mix(page: int, window: int | None) -> None:
+    """One graph for each library serves steps of one chunk, of several beside decodes, and with padding."""
+    working, why_not = working_libraries(GPU, torch.bfloat16, page)
+    if not working:
+        pytest.skip(f"none is here: {'; '.join(why_not)}")
+    size, most = StepSize(160, 9, 9, long=LongChunks(LONG_CHUNK, -(-2600 // page))), -(-2600 // page)
+    mixes = (
+        ((160, 1160),),
+        ((1, 300), (1, 2000), (100, 1200), (58, 58)),
+        ((1, 4), (1, 77), (90, 2500), (20, 20), (30, 700), (2, 1100), (15, 15), (1, 1)),
+        *((((1, 40),) * 8 + ((151, 1024), (1, 1))), ((1, 500), (80, 1030), (79, 2400))),
+    )
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(size.rows, 8, 64, generator=generator).to(GPU, torch.bfloat16)
+    cache = torch.randn(2 * 4 * most, page, 2 * 64, generator=generator).to(GPU, torch.bfloat16)
+    scoring = Scoring(0.125, window)
+    steps = [
+        [Lie(n, tokens, tuple(random.Random(tokens).sample(range(4 * most), -(-tokens // page)))) for n, tokens in mix]
+        for mix in mixes
+    ]
+    for library in working:
+        kernels = PagedKernels([library])
+        spans = StaticSpans(size, steps[0], page, StepMemory(20 * most, size.rows, GPU, size.chunks * most))
+        replay = CudaCapture(GPU)(partial(kernels.attend, query, cache, spans, scoring))
+        for lies in (*steps, *reversed(steps)):
+            spans.place(lies)
+            expected = REFERENCE.attend(query.float().cpu(), cache.float().cpu(), Spans(lies, page), scoring)
+            torch.testing.assert_close(replay().float().cpu(), expected, rtol=0, atol=2 * OFF[torch.bfloat16])
 
 
 class _Always(Fastest):

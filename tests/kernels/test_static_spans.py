@@ -86,7 +86,7 @@ def test_more_blocks_than_there_are_places_for_are_refused() -> None:
 
 
 def test_sizes_share_memory_and_a_step_brings_all_of_its_own() -> None:
-    memory = StepMemory(5, 1, CPU)
+    memory = StepMemory(5, 1, CPU, table=3)
     few, many = StepInputs(memory), StepInputs(memory)
     tokens, pieces = few.section(3, torch.long), few.section(5, torch.int32)
     others = many.section(40, torch.long)
