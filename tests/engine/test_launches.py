@@ -25,8 +25,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from triton.runtime import interpreter
 
 from alignedserve.core import Sampling, StepPlan
-from alignedserve.engine.device.ranks import ALONE, RankLinks
 from alignedserve.engine import graphs
+from alignedserve.engine.device.ranks import ALONE, RankLinks
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import Step
 from alignedserve.engine.models.rope import Rotation
