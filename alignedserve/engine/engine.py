@@ -248,12 +248,12 @@ class Engine:
     def rehearse(self) -> None:
         """Compile the kernels on a GPU, and measure them where there is a choice, so that no step waits for that.
 
-        The cache is only read.
+        Nothing is in the cache yet: it may be written to.
         """
         if self.device.type == "cuda":
             config, layer = self.config, self.cache[0]
             shape = config.num_heads, config.compared_dim, config.vocab_size, config.max_positions
-            products = () if self._decoder is None else self._decoder.rehearsals()
+            products = () if self._decoder is None else self._decoder.rehearsals(layer)
             num_layers = len(OF_LAYERS) * len(self._quantised) + OF_EXPERTS * len(self._mixtures)
             self.signs.stage(Stage.KERNELS, REHEARSED + num_layers + len(products))
             rehearse(self._kernels, layer, self.dtype, *shape, config.latent_rank, self.signs.advance)

@@ -151,8 +151,9 @@ class Decoder(Protocol):
     def takes(self, rows: int) -> bool:
         """Return whether `rows` tokens run as fast this way as layer by layer."""
 
-    def rehearsals(self) -> Sequence[Callable[[], None]]:
-        """Return what measures on a GPU, before the first step, which way of a product is fastest."""
+    def rehearsals(self, cache: Tensor) -> Sequence[Callable[[], None]]:
+        """Return what measures on a GPU, before the first step, which ways are fastest: some write to the cache of a
+        layer, which no request uses yet."""
 
     def run(self, x: Tensor, angles: Sequence[Angles], paged: Paged, rows: Tensor | None = None) -> None:
         """Run x [rows, hidden] through all layers, in place; `angles`: those of its rows, where heads rotate.

@@ -18,6 +18,7 @@ from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.reference import Reference
 
 _TOO_LITTLE_MEMORY = ("out of memory", "status_alloc_failed")  # the second of CUDA's libraries
+_INSTEAD = {"attend_new": "two kernels do what it did"}  # the reference has no such kernel, and says so
 _NOT_ITS_FAULT = (AlignedServeError, MemoryError, torch.OutOfMemoryError)
 
 
@@ -77,7 +78,7 @@ def is_replaced(kernels: Reference, name: str) -> bool:
 
 def replaced(name: str, why: str) -> None:
     """Say that the reference takes the place of this kernel."""
-    fell_back(f"kernel {name}", why, f"{Reference.name} takes its place")
+    fell_back(f"kernel {name}", why, _INSTEAD.get(name, f"{Reference.name} takes its place"))
 
 
 class _Guarded:

@@ -177,6 +177,13 @@ class Reference:
         self.write(cache, spans, k.flatten(1), v.flatten(1))
         return query
 
+    def attend_new(
+        self, cache: Tensor, spans: Spans, qkv: Tensor, heads: Heads, angles: Angles | None, scoring: Scoring
+    ) -> Tensor | None:
+        """Do what `rotate_and_write` and `attend` do, in one kernel; return None where there is none, and then do
+        nothing."""
+        return None
+
     def attend(self, query: Tensor, cache: Tensor, spans: Spans, scoring: Scoring) -> Tensor:
         """Causal attention of each span's queries over its own tokens; query and result are [rows, heads, head_dim]."""
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)

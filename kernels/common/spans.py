@@ -74,6 +74,11 @@ class Spans:
     def num_rows(self) -> int:
         return self._rows[-1]
 
+    @property
+    def only_decodes(self) -> bool:
+        """Return whether each request has one new token."""
+        return self.num_rows == len(self)
+
     @cached_property
     def rows(self) -> Tensor:
         return _tensor(self._rows)
@@ -219,6 +224,11 @@ class StaticSpans(Spans):
         self.size, self.device, self._inputs = size, memory.device, StepInputs(memory)
         self._device_positions, self._device_slots = (self.section(size.rows, torch.long) for _ in range(2))
         self.place(lies)
+
+    @property
+    def only_decodes(self) -> bool:
+        """Return whether no step of this size has a prompt: what is captured serves all of them."""
+        return not self.size.chunks
 
     def section(self, count: int, dtype: torch.dtype) -> Section:
         """Return a section for other numbers of the step, all of which must be filled before each `place`."""

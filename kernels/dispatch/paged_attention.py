@@ -16,6 +16,7 @@ from torch import Tensor
 
 from alignedserve.errors import NotCaptured
 from alignedserve.fallbacks import fell_back
+from alignedserve.kernels.common.decoder import Angles, Heads
 from alignedserve.kernels.common.failing import fault_of_kernel
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans, StaticSpans
@@ -80,6 +81,14 @@ class PagedKernels(TritonKernels):
     @property
     def long_chunk(self) -> int:
         return self._long_chunk if self._libraries else 0
+
+    def attend_new(
+        self, cache: Tensor, spans: Spans, qkv: Tensor, heads: Heads, angles: Angles | None, scoring: Scoring
+    ) -> Tensor | None:
+        """Return None where another library may attend to decodes."""
+        if not isinstance(spans, StaticSpans) and any(library.why_not(True) is None for library in self._libraries):
+            return None
+        return super().attend_new(cache, spans, qkv, heads, angles, scoring)
 
     def _attend_some(
         self, query: Tensor, cache: Tensor, spans: Spans, out: Tensor, scoring: Scoring, decodes: bool

@@ -168,6 +168,21 @@ def _turned(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     return torch.cat(out)
 
 
+def _attended_new(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
+    """Return what decodes attend to that are rotated and written, by one kernel or by two, beside the cache; some are
+    cut, and two layers find the same counters."""
+    spans = Spans([Lie(1, 150, (2, ~0, *range(4, 12))), Lie(1, 141, (1, 3, *range(12, 19)))], _BLOCK_SIZE)
+    out = list[Tensor]()
+    for norms in ((made(_SIZE // 2), made(_SIZE // 2)), (None, None)):
+        cache, qkv, angles = _cache(made), made(2, 4 * _SIZE), (made(2, 5).float(), made(2, 5).float())
+        of = cache, spans, qkv, Heads(4, 2, _SIZE // 2, *norms), angles
+        attended = kernels.attend_new(*of, Scoring(0.2))
+        if attended is None:
+            attended = kernels.attend(kernels.rotate_and_write(*of), cache, spans, Scoring(0.2))
+        out += [attended.flatten(), cache.flatten()]
+    return torch.cat(out)
+
+
 def _gathered(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     out = torch.empty(1, 2, 3, _SIZE, dtype=made(1).dtype)
     kernels.gather(_cache(made)[None], torch.tensor([3, 40, 70]), out)
@@ -295,6 +310,7 @@ _TRIALS: dict[str, Trial] = {
     ),
     "rotate_and_write": _turned,
     "attend": _attended,
+    "attend_new": _attended_new,
     "attend_latent": lambda kernels, made: kernels.attend_latent(
         made(6, 4, 2 * _SIZE), _cache(made), _spans(), 0.2, _SIZE + 20
     ),

@@ -92,7 +92,7 @@ class NativeDecoder:
         """Return whether C++ is the fastest way of every linear layer."""
         return all(linear.native_to >= rows for linear in self._linears)
 
-    def rehearsals(self) -> Sequence[Callable[[], None]]:
+    def rehearsals(self, cache: Tensor) -> Sequence[Callable[[], None]]:
         return ()  # tuning.py measures
 
     def run(self, x: Tensor, angles: Sequence[Angles], paged: Paged, rows: Tensor | None = None) -> None:

@@ -11,7 +11,7 @@ import math
 from array import array
 from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,6 +55,7 @@ _PIECES_PER_PROCESSOR = 4  # that run at once
 _NO_WINDOW = 2**30
 _FIELDS = len(AttentionPiece._fields)
 _MOST_OF_WARP = 1024  # numbers of queries that one warp rotates
+_MOST_TURNED = 4096  # numbers of queries that a program of attention rotates
 
 
 def _fits(config: Any, arguments: Mapping[str, Any]) -> bool:
@@ -97,6 +98,12 @@ def _attend(
     window,
     sinks,
     slopes,
+    query_norm,
+    k_norm,
+    eps,
+    cos,
+    sin,
+    angle_stride,
     VECTOR: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     GROUP: tl.constexpr,
@@ -109,8 +116,21 @@ def _attend(
     SLOPED: tl.constexpr,
     WITH_SINKS: tl.constexpr,
     TOKENS: tl.constexpr,
+    NEW: tl.constexpr = False,
+    HALF: tl.constexpr = 0,
+    NORMED: tl.constexpr = False,
+    MOST: tl.constexpr = 0,
+    TINY: tl.constexpr = 0.0,
     PDL: tl.constexpr = False,
 ):
+    """Attend for a piece. With NEW each request has one query, and `query` is the row of its heads of queries, K and V,
+    as `_rotate_and_write` takes it: every program rotates its own queries, and of each head of K the one whose piece
+    has the new token writes its K and V before it reads them.
+
+    The barrier orders the stores of all threads before what any of them reads. No other program reads these places:
+    pieces of a request share no token, and a head of K has one program a piece. K and V are read back rather than kept
+    in registers: so the loop stays as it is, copies tiles to shared memory ahead of the products, and rounds alike.
+    """
     wait_for_kernels_before(PDL)
     first_row, queries, first_position, table, begin, end, part = piece_at(pieces)
     head_of_k = tl.program_id(1)
@@ -119,9 +139,22 @@ def _attend(
     own = row // GROUP
     head = head_of_k * GROUP + row % GROUP
     position = first_position + own
-    of_query = (row[:, None] < queries * GROUP) & (dim[None, :] < HEAD_DIM)
-    at = (first_row + own).to(tl.int64)[:, None] * row_stride + head[:, None] * head_stride + dim[None, :]
-    q = tl.load(query + at, mask=of_query, other=0.0)
+    if NEW:
+        new_row = first_row.to(tl.int64)
+        query += new_row * row_stride
+        cos += new_row * angle_stride
+        sin += new_row * angle_stride
+        q = _turned(query + head * HEAD_DIM, dim, query_norm, eps, cos, sin, HALF, HEAD_DIM, NORMED)
+        new_slot = slots_of(first_position, queries > 0, table, tables, BLOCK_SIZE)
+        _write_new(
+            *(cache, scales, new_slot, BLOCK_SIZE, query, k_norm, eps, cos, sin, end > first_position),
+            *(VECTOR, GROUP, HALF, HEAD_DIM, WIDTH, NORMED, IN_INT8, MOST, TINY),
+        )
+        tl.debug_barrier()
+    else:
+        of_query = (row[:, None] < queries * GROUP) & (dim[None, :] < HEAD_DIM)
+        at = (first_row + own).to(tl.int64)[:, None] * row_stride + head[:, None] * head_stride + dim[None, :]
+        q = tl.load(query + at, mask=of_query, other=0.0)
     if WIDE:
         q = q.to(tl.float32)
 
@@ -247,19 +280,53 @@ def _rotate_and_write(
     turned = _turned(own + of_queries * HEAD_DIM, dim, query_norm, eps, cos, sin, HALF, HEAD_DIM, NORMED)
     to = query + (row * heads * GROUP + of_queries)[:, None] * HEAD_DIM + dim[None, :]
     tl.store(to, turned, mask=(number < GROUP)[:, None] & there[None, :])
-    own += (heads * GROUP + head) * HEAD_DIM
+    _write_new(
+        *(cache, scales, tl.load(slots + row), apart, own, k_norm, eps, cos, sin, True),
+        *(VECTOR, GROUP, HALF, HEAD_DIM, WIDTH, NORMED, IN_INT8, MOST, TINY),
+    )
+
+
+@triton.jit
+def _write_new(
+    cache,
+    scales,
+    slot,
+    apart,
+    heads_of_row,
+    k_norm,
+    eps,
+    cos,
+    sin,
+    writes,
+    VECTOR: tl.constexpr,
+    GROUP: tl.constexpr,
+    HALF: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    NORMED: tl.constexpr,
+    IN_INT8: tl.constexpr,
+    MOST: tl.constexpr,
+    TINY: tl.constexpr,
+):
+    """Rotate the program's head of K of a row, and write its K and V to the slot where it `writes`."""
+    head = tl.program_id(1)
+    heads = tl.num_programs(1)
+    dim = tl.arange(0, WIDTH)
+    there = dim < HEAD_DIM
+    own = heads_of_row + (heads * GROUP + head) * HEAD_DIM
     k = _turned(own + tl.arange(0, 1), dim, k_norm, eps, cos, sin, HALF, HEAD_DIM, NORMED)
     k = tl.reshape(k, (WIDTH,))
     v = tl.load(own + heads * HEAD_DIM + dim, mask=there, other=0.0)
-    of_k = tl.load(slots + row) * VECTOR
+    of_k = slot * VECTOR
     of_v = of_k + apart * VECTOR
+    to = head * HEAD_DIM
     if IN_INT8:
-        behind = heads * HEAD_DIM
-        _write_head(k, cache + of_k + head * HEAD_DIM, scales + (of_k + behind) // 2 + head, dim, there, MOST, TINY)
-        _write_head(v, cache + of_v + head * HEAD_DIM, scales + (of_v + behind) // 2 + head, dim, there, MOST, TINY)
+        scale = heads * HEAD_DIM
+        _write_head(k, cache + of_k + to, scales + (of_k + scale) // 2 + head, dim, there, writes, MOST, TINY)
+        _write_head(v, cache + of_v + to, scales + (of_v + scale) // 2 + head, dim, there, writes, MOST, TINY)
     else:
-        tl.store(cache + of_k + head * HEAD_DIM + dim, k, mask=there)
-        tl.store(cache + of_v + head * HEAD_DIM + dim, v, mask=there)
+        tl.store(cache + of_k + to + dim, k, mask=there & writes)
+        tl.store(cache + of_v + to + dim, v, mask=there & writes)
 
 
 class TritonAttention:
@@ -282,36 +349,42 @@ class TritonAttention:
             _write[(rows,)](cache, slots, k, k.stride(0), v, v.stride(0), block_size, KV_DIM=kv_dim, WIDTH=width)
 
     def rotate_and_write(self, cache: Tensor, spans: Spans, qkv: Tensor, heads: Heads, angles: Angles | None) -> Tensor:
-        check_dtypes("rows are", qkv.dtype, cache)
-        rows, kv, head_dim = qkv.shape[0], heads.kv, heads.head_dim
-        if num_kv_heads(cache, head_dim) != kv or heads.queries % kv or qkv.stride(1) != 1:
-            raise ValueError(f"rows {tuple(qkv.shape)} of {heads} do not fit a cache {tuple(cache.shape)}")
-        slots, query = _new_slots(spans, cache.device), qkv.new_empty((rows, heads.queries, head_dim))
-        normed, in_int8 = heads.query_norm is not None, keeps_int8(cache)
-        cos, sin = (slots, slots) if angles is None else angles
-        half = 0 if angles is None else cos.shape[-1]
-        if half and (cos.stride() != sin.stride() or cos.stride(-1) != 1):
-            raise ValueError("the cosines and sines of a row must lie side by side")
-        group, width = heads.queries // kv, power_of_2(head_dim)
+        turning = _turning(qkv, cache, heads, angles)
+        rows, group, width = len(qkv), heads.queries // heads.kv, power_of_2(heads.head_dim)
+        slots, query = _new_slots(spans, cache.device), qkv.new_empty((rows, heads.queries, heads.head_dim))
+        in_int8 = keeps_int8(cache)
         if rows:
-            _rotate_and_write[(rows, kv)](
+            _rotate_and_write[(rows, heads.kv)](
                 *(cache, scales_of(cache) if in_int8 else cache, slots, cache.shape[1], qkv, qkv.stride(0), query),
-                *((heads.query_norm, heads.k_norm) if normed else (qkv, qkv)),
-                *(heads.eps, cos, sin, cos.stride(0)),
+                *turning.arguments,
                 VECTOR=cache.shape[-1],
                 GROUP=group,
                 QUERIES=power_of_2(group),
-                HALF=half,
-                HEAD_DIM=head_dim,
+                HEAD_DIM=heads.head_dim,
                 WIDTH=width,
-                NORMED=normed,
                 IN_INT8=in_int8,
-                MOST=MOST_LEVEL,
-                TINY=_TINY,
                 num_warps=1 if power_of_2(group) * width <= _MOST_OF_WARP else 4,
+                **turning.constants,
                 **pdl(cache.device),
             )
         return query
+
+    def attend_new(
+        self, cache: Tensor, spans: Spans, qkv: Tensor, heads: Heads, angles: Angles | None, scoring: Scoring
+    ) -> Tensor | None:
+        """Return None for steps with prompts, since a chunk reads K and V that other programs would still write, and
+        for so many queries a head of K that the numbers of a thread might not fit its registers."""
+        group = heads.queries // heads.kv
+        rows = _rows_of_decodes(group)
+        if not spans.only_decodes or rows * power_of_2(heads.head_dim) > _MOST_TURNED:
+            return None
+        turning = _turning(qkv, cache, heads, angles)
+        scoring.check(heads.queries)
+        out = qkv.new_empty((len(qkv), heads.queries, heads.head_dim))
+        placed = self._placed(spans, cache.device, 1, scoring, decodes=True, kv_heads=heads.kv)
+        if placed is not None:
+            self._run(placed, qkv.unflatten(1, (-1, heads.head_dim)), cache, out, scoring, rows, group, turning)
+        return out
 
     def attend(self, query: Tensor, cache: Tensor, spans: Spans, scoring: Scoring) -> Tensor:
         check_dtypes("queries are", query.dtype, cache)
@@ -335,7 +408,7 @@ class TritonAttention:
         For all others it may be another tensor: they come first, and the rows of the rest are written behind them."""
         kv_heads = num_kv_heads(cache, query.shape[-1])
         group = query.shape[1] // kv_heads
-        rows = max(_LEAST_ROWS, power_of_2(group)) if decodes else max(_CHUNK_ROWS, power_of_2(group))
+        rows = _rows_of_decodes(group) if decodes else max(_CHUNK_ROWS, power_of_2(group))
         queries = 1 if decodes else rows // group
         placed = self._placed(spans, cache.device, queries, scoring, decodes, kv_heads)
         if placed is not None:
@@ -370,17 +443,21 @@ class TritonAttention:
         scoring: Scoring,
         rows: int,
         group: int,
+        new: _Turning | None = None,
     ) -> None:
-        _, heads, head_dim = query.shape
+        """Attend for all pieces; with `new`, `query` has all heads of the rows, whose K and V are not written yet."""
+        _, heads, head_dim = out.shape
         kv_heads, width, in_int8 = heads // group, max(16, power_of_2(head_dim)), keeps_int8(cache)
         partials = Partials.empty(placed.num_partials, kv_heads, rows, width, query.device)
         softcap = scoring.softcap or math.log(2)  # scores are exponents of 2
         sinks, slopes = (partials.weights if of is None else of for of in (scoring.sinks, scoring.slopes))
+        turning = _Turning.none(query, partials.weights) if new is None else new
         _attend[(len(placed.pieces), kv_heads)](
             *(query, query.stride(0), query.stride(1), cache, scales_of(cache) if in_int8 else cache),
             *(out, partials.results, partials.weights, placed.counters),
             *(placed.pieces, placed.blocks, scoring.scale / softcap, softcap / math.log(2)),
             *(scoring.window or _NO_WINDOW, sinks, slopes),
+            *turning.arguments,
             VECTOR=cache.shape[-1],
             BLOCK_SIZE=cache.shape[1],
             WIDE=interpreting() and query.dtype is torch.bfloat16,
@@ -392,8 +469,41 @@ class TritonAttention:
             HEAD_DIM=head_dim,
             WIDTH=width,
             ROWS=rows,
+            NEW=new is not None,
+            **turning.constants,
             **pdl(cache.device),
         )
+
+
+def _rows_of_decodes(group: int) -> int:
+    return max(_LEAST_ROWS, power_of_2(group))
+
+
+class _Turning(NamedTuple):
+    """The norms and angles of new tokens, as kernels take them."""
+
+    arguments: tuple[Tensor | float, ...]
+    constants: Mapping[str, int | float]
+
+    @classmethod
+    def none(cls, of_norm: Tensor, of_angle: Tensor) -> _Turning:
+        """Return what is not looked at. Its dtypes are those of other layers, so that the tuner takes the same tiles
+        for attention that rotates, and measures nothing for it."""
+        return cls((of_norm, of_norm, 0.0, of_angle, of_angle, 0), {"HALF": 0, "NORMED": False, "MOST": 0, "TINY": 0.0})
+
+
+def _turning(qkv: Tensor, cache: Tensor, heads: Heads, angles: Angles | None) -> _Turning:
+    check_dtypes("rows are", qkv.dtype, cache)
+    head_dim, kv = heads.head_dim, heads.kv
+    fits = qkv.shape[1] == (heads.queries + 2 * kv) * head_dim and qkv.stride(1) == 1
+    if not fits or num_kv_heads(cache, head_dim) != kv or heads.queries % kv:
+        raise ValueError(f"rows {tuple(qkv.shape)} of {heads} do not fit a cache {tuple(cache.shape)}")
+    cos, sin = (qkv.new_empty((0, 0), dtype=torch.float32),) * 2 if angles is None else angles
+    if cos.stride() != sin.stride() or cos.stride(-1) != 1:
+        raise ValueError("the cosines and sines of a row must lie side by side")
+    norms = (qkv, qkv) if heads.query_norm is None or heads.k_norm is None else (heads.query_norm, heads.k_norm)
+    constants = {"HALF": cos.shape[-1], "NORMED": norms[0] is not qkv, "MOST": MOST_LEVEL, "TINY": _TINY}
+    return _Turning((*norms, heads.eps, cos, sin, cos.stride(0)), constants)
 
 
 class _Placed:
@@ -436,7 +546,7 @@ _TINY = torch.finfo(torch.float32).tiny
 
 
 @triton.jit
-def _write_head(x, to, scale_to, dim, there, MOST: tl.constexpr, TINY: tl.constexpr):
+def _write_head(x, to, scale_to, dim, there, writes, MOST: tl.constexpr, TINY: tl.constexpr):
     x = x.to(tl.float32)
     strange = tl.max(tl.where((x == x) & (tl.abs(x) != float("inf")), 0, 1), 0)
     largest = tl.max(tl.abs(x), 0) / MOST
@@ -445,8 +555,8 @@ def _write_head(x, to, scale_to, dim, there, MOST: tl.constexpr, TINY: tl.conste
     scale = from_bits_of_bf16(kept)
     inverse = tl.where(scale > 0.0, 1.0 / tl.where(scale > 0.0, scale, 1.0), 0.0)
     level = nearest(tl.minimum(tl.maximum(x * inverse, -MOST), MOST))
-    tl.store(to + dim, tl.where(strange == 0, level, 0.0).to(tl.int8), mask=there)
-    tl.store(scale_to, kept)
+    tl.store(to + dim, tl.where(strange == 0, level, 0.0).to(tl.int8), mask=there & writes)
+    tl.store(scale_to, kept, mask=writes)
 
 
 @triton.jit
@@ -474,9 +584,9 @@ def _write_int8(
     levels = head * HEAD_DIM
     behind = tl.num_programs(1) * HEAD_DIM
     x = tl.load(k + row * k_stride + levels + dim, mask=there, other=0.0)
-    _write_head(x, cache + of_k + levels, scales + (of_k + behind) // 2 + head, dim, there, MOST, TINY)
+    _write_head(x, cache + of_k + levels, scales + (of_k + behind) // 2 + head, dim, there, True, MOST, TINY)
     x = tl.load(v + row * v_stride + levels + dim, mask=there, other=0.0)
-    _write_head(x, cache + of_v + levels, scales + (of_v + behind) // 2 + head, dim, there, MOST, TINY)
+    _write_head(x, cache + of_v + levels, scales + (of_v + behind) // 2 + head, dim, there, True, MOST, TINY)
 
 
 def write_int8(cache: Tensor, slots: Tensor, k: Tensor, v: Tensor, heads: int) -> None:

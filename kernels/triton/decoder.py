@@ -12,16 +12,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from alignedserve.kernels.common.decoder import Angles, DecoderLayer, Inner, Layer, Norm, Paged, Sums
+from alignedserve.kernels.common.decoder import Angles, DecoderLayer, Heads, Inner, Layer, Norm, Paged, Sums
 from alignedserve.kernels.common.linear import LayerShape, Linear
+from alignedserve.kernels.common.placing import StepMemory
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.spans import Lie, Spans, StaticSpans, StepSize
 from alignedserve.kernels.common.summing import Residual, SumThenNorm
 from alignedserve.kernels.triton.few_rows import MOST_ROWS
-from alignedserve.kernels.triton.launch import benchmark
+from alignedserve.kernels.triton.launch import benchmark, benchmark_in_a_graph
 
 log = logging.getLogger("alignedserve.kernels")
 
 MEASURED_ROWS = (1, 2, 4, MOST_ROWS)
+# Decodes whose attention is measured, each with so many tokens. Most come first: where the kernel must still be tuned,
+# it is tuned for these.
+MEASURED_DECODES, _DECODED = (128, 16, 1), 1000
 _HALVES = (torch.bfloat16, torch.float16)
 Milliseconds = Callable[[Callable[[], object]], float]
 
@@ -55,18 +60,19 @@ class TritonDecoder:
         self._sums = SumThenNorm(kernels) if sums is None else sums
         self._layers = [(layer, layer.split) for layer in layers]
         self._ours = dict[tuple[_Role, int], bool]()  # whether our product is faster, by the bits of the rows
+        self._at_once = dict[int, bool]()  # whether one kernel of attention is faster than two, by the decodes
 
     def takes(self, rows: int) -> bool:
         return True
 
     def run(self, x: Tensor, angles: Sequence[Angles], paged: Paged, rows: Tensor | None = None) -> None:
-        kernels, spans, plain = self._kernels, paged.spans, paged.adapters is None
-        residual = Residual(x, kernels, self._sums)
+        spans, plain = paged.spans, paged.adapters is None
+        residual = Residual(x, self._kernels, self._sums)
+        at_once = next((is_faster for decodes, is_faster in self._at_once.items() if decodes <= len(x)), True)
         for (layer, heads), cache in zip(self._layers, paged.cache.unbind(0), strict=True):
             qkv = self._of_norm(plain, layer.qkv, residual, layer.attention_norm)
             turns = angles[layer.angles] if layer.turned else None
-            query = kernels.rotate_and_write(cache, spans, qkv, heads, turns)
-            attended = kernels.attend(query, cache, spans, layer.scoring)
+            attended = self._attended(at_once, layer, heads, cache, spans, qkv, turns)
             self._add(plain, layer.out, layer.after_attention, attended.flatten(1), residual)
             if isinstance(layer, DecoderLayer):
                 inner = self._of_norm(plain, layer.up, residual, layer.mlp_norm, layer.inner)
@@ -77,17 +83,30 @@ class TritonDecoder:
                 residual.add(layer.mlp.share(residual.normed(layer.mlp_norm)), layer.after_mlp)
         residual.finish()
 
-    def rehearsals(self, milliseconds: Milliseconds = milliseconds_on_gpu) -> list[Callable[[], None]]:
-        """Return what measures, role by role, whether our product or the library's is faster for some rows."""
+    def rehearsals(
+        self,
+        cache: Tensor,
+        milliseconds: Milliseconds = milliseconds_on_gpu,
+        in_a_graph: Milliseconds = benchmark_in_a_graph,
+    ) -> list[Callable[[], None]]:
+        """Return what measures, role by role, whether our product or the library's is faster for some rows, and then
+        whether attention of decodes is faster in one kernel or in two."""
         uses = dict[_Role, Callable[..., Tensor]]()
         for linear, norm, inner, adds in self._products():
             role = _role(linear, norm, inner, adds)
             if role is not None:
                 uses.setdefault(role, partial(self._run_as, linear=linear, norm=norm, inner=inner))
-        return [
+        products = [
             partial(self._measure, role, rows, use, milliseconds)
             for role, use in uses.items()
             for rows in MEASURED_ROWS
+        ]
+        if not self._kernels.captures:
+            return products
+        return products + [
+            partial(self._measure_attention, decodes, cache, in_a_graph)
+            for decodes in MEASURED_DECODES
+            if decodes <= len(cache) // 2
         ]
 
     def _products(self) -> Iterator[tuple[Linear, Norm | None, Inner | None, bool]]:
@@ -119,6 +138,43 @@ class TritonDecoder:
         theirs, ours = (milliseconds(partial(use, is_ours, x=x, out=out)) for is_ours in (False, True))
         self._ours[role, (rows - 1).bit_length()] = ours < theirs
         log.info("%s of %d rows: library %.1f us, ours %.1f us", role.shape, rows, 1000 * theirs, 1000 * ours)
+
+    @torch.inference_mode()
+    def _measure_attention(self, decodes: int, cache: Tensor, milliseconds: Milliseconds) -> None:
+        """Let the first layer stand for all; what it writes is no request's."""
+        (layer, heads), block_size = self._layers[0], cache.shape[1]
+        each = min(-(-_DECODED // block_size), len(cache) // 2 // decodes)
+        lies = [Lie(1, min(_DECODED, each * block_size), range(n * each, (n + 1) * each)) for n in range(decodes)]
+        memory = StepMemory(each * decodes, decodes, cache.device)
+        spans = StaticSpans(StepSize(decodes, decodes), lies, block_size, memory)
+        qkv = torch.randn(decodes, layer.qkv.shape.out, device=cache.device).to(layer.qkv.shape.dtype)
+        drawn = torch.randn(decodes, layer.turned // 2, device=cache.device)
+        turns = (drawn.cos(), drawn.sin()) if layer.turned else None
+        two, one = (
+            milliseconds(partial(self._attended, at_once, layer, heads, cache, spans, qkv, turns))
+            for at_once in (False, True)
+        )
+        self._at_once[decodes] = one < two
+        log.info("attention of %d decodes: two kernels %.1f us, one %.1f us", decodes, 1000 * two, 1000 * one)
+
+    def _attended(
+        self,
+        at_once: bool,
+        layer: Layer,
+        heads: Heads,
+        cache: Tensor,
+        spans: Spans,
+        qkv: Tensor,
+        turns: Angles | None,
+    ) -> Tensor:
+        """Write K and V of the rows, and return their attention: in one kernel where that is asked for, and there is
+        one for this step."""
+        if at_once:
+            attended = self._kernels.attend_new(cache, spans, qkv, heads, turns, layer.scoring)
+            if attended is not None:
+                return attended
+        query = self._kernels.rotate_and_write(cache, spans, qkv, heads, turns)
+        return self._kernels.attend(query, cache, spans, layer.scoring)
 
     def _is_ours(
         self, plain: bool, linear: Linear, rows: int, norm: Norm | None, inner: Inner | None, adds: bool

@@ -15,6 +15,7 @@ import triton.language as tl
 from alignedserve.kernels.common.failing import fault_of_kernel
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources
+from triton.testing import do_bench_cudagraph
 
 log = logging.getLogger("alignedserve.kernels")
 
@@ -141,6 +142,11 @@ def _measured(call: Callable[[], object], quantiles: Sequence[float]) -> Any:
 def benchmark(call: Callable[[], object], quantiles: Sequence[float]) -> Any:
     """Return these quantiles of the milliseconds that a call takes."""
     return triton.runtime.driver.active.get_benchmarker()(call, quantiles=quantiles)
+
+
+def benchmark_in_a_graph(call: Callable[[], object]) -> float:
+    """Return the median of the milliseconds that a call takes when a CUDA graph repeats it."""
+    return float(do_bench_cudagraph(call, return_mode="median"))
 
 
 _tuned: list[Any] = []  # all kernels that are tuned

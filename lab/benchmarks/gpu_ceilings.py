@@ -7,8 +7,9 @@
 `ceilings` are copies, products, each layer of the model at some numbers of rows, read from memory each time, and what a
 launch costs; products of few rows also by our kernel (`own`), with what is beside them. `draws` are tokens drawn from
 logits, masks of grammars, and the head's logits in fp32 by one product. `attention` compares ours, over blocks of 16
-tokens, with FlashAttention 3 on the same blocks where it is installed, and prompts with torch's own. `alignment` has
-few long requests among short.
+tokens, with FlashAttention 3 on the same blocks where it is installed, and prompts with torch's own; and decodes that
+are rotated and written by the same kernel (`written`) with what two kernels take. `alignment` has few long requests
+among short.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from alignedserve.core import Sampling
-from alignedserve.kernels.common.decoder import Inner, Norm
+from alignedserve.kernels.common.decoder import Heads, Inner, Norm
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
@@ -139,6 +140,8 @@ def attention(model: Model) -> None:
         took = busy(partial(work.by, kernels))
         report(name, took * 1e6, "us")
         report(f"{name}_bandwidth", work.cache.nbytes / took / 1e9, "GB/s")
+        two, one = (replayed(partial(work.written_by, kernels, in_one)) for in_one in (False, True))
+        report(f"{name}_written", one * 1e6, "us", baseline=two * 1e6)
         if flash is not None:
             theirs = busy(partial(work.by_flash, flash))
             report(f"{name}_flash_attn_3", theirs * 1e6, "us", baseline=took * 1e6)
@@ -179,11 +182,23 @@ class Attending:
         self.tables = [tuple(blocks.pop() for _ in range(count)) for count in counts]
         lies = [Lie(queries, length, own) for length, own in zip(lengths, self.tables, strict=True)]
         self.cache = randn(2 * sum(counts), block_size, kv_dim(model))
-        self.query = randn(queries * len(lengths), model.heads, model.head_dim)
+        self.heads = Heads(model.heads, model.kv_heads, model.head_dim)
+        self.qkv = randn(queries * len(lengths), (model.heads + 2 * model.kv_heads) * model.head_dim)
+        self.query = self.qkv[:, : model.heads * model.head_dim].unflatten(1, (-1, model.head_dim)).contiguous()
+        drawn = torch.randn(len(self.qkv), model.head_dim // 2, device=DEVICE)
+        self.angles = drawn.cos(), drawn.sin()
         self.spans = Spans(lies, block_size)
 
     def by(self, kernels: Kernels) -> torch.Tensor:
         return kernels.attend(self.query, self.cache, self.spans, self.scoring)
+
+    def written_by(self, kernels: Kernels, in_one: bool) -> torch.Tensor:
+        """Rotate and write the new tokens, too."""
+        of = self.cache, self.spans, self.qkv, self.heads, self.angles
+        attended = kernels.attend_new(*of, self.scoring) if in_one else None
+        if attended is None:
+            return kernels.attend(kernels.rotate_and_write(*of), self.cache, self.spans, self.scoring)
+        return attended
 
     def by_flash(self, attend: Callable[..., torch.Tensor]) -> torch.Tensor:
         """Attend with FlashAttention 3; requests are equally long."""

@@ -15,6 +15,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from alignedserve.engine.graphs import CudaCapture
 from alignedserve.forms.device.int8_pages import Int8Pages
+from alignedserve.kernels.common.decoder import Heads
+from alignedserve.kernels.common.int8_kv import quantise_vectors
 from alignedserve.kernels.common.placing import StepMemory
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
@@ -53,6 +55,27 @@ def test_any_step_attends_as_the_reference_does(seed: int, dtype: torch.dtype) -
     wide = replace(step, cache=step.cache.float(), query=step.query.float())
     expected = REFERENCE.attend(wide.query, wide.cache, step.spans, Scoring(scale, step.window))
     torch.testing.assert_close(got.float().cpu(), expected, rtol=0, atol=2 * OFF[dtype])
+
+
+@pytest.mark.parametrize("in_int8", [False, True])
+@pytest.mark.parametrize("tokens", [1, 1000, 9000])
+def test_new_tokens_are_written_before_they_are_read(tokens: int, in_int8: bool) -> None:
+    """The place of a new token is NaN before: whoever reads it too early shows it."""
+    kernels, blocks, scoring = choose(GPU, torch.bfloat16).kernels, -(-tokens // 16), Scoring(0.1)
+    spans = Spans([Lie(1, tokens, range(blocks)), Lie(1, 33, range(blocks, blocks + 3))], 16)
+    cache = torch.randn(2 * blocks + 6, 16, 1024).bfloat16()
+    if in_int8:
+        cache = quantise_vectors(cache.flatten(0, 1), 8).view(len(cache), 16, -1)
+    cache.view(torch.uint8).flatten(0, 1)[torch.cat((spans.new_slots, spans.new_slots + 16))] = 0xFF
+    cache, heads = cache.to(GPU), Heads(32, 8, 128)
+    for seed in range(100):
+        drawn = torch.randn(2, 64, generator=torch.Generator().manual_seed(seed)).to(GPU)
+        qkv, its, other = torch.randn(2, 6144, device=GPU).bfloat16(), cache.clone(), cache.clone()
+        got = kernels.attend_new(its, spans, qkv, heads, (drawn.cos(), drawn.sin()), scoring)
+        assert got is not None
+        query = kernels.rotate_and_write(other, spans, qkv, heads, (drawn.cos(), drawn.sin()))
+        assert torch.equal(its.view(torch.uint8), other.view(torch.uint8))
+        torch.testing.assert_close(got, kernels.attend(query, other, spans, scoring), rtol=2**-7, atol=2**-7)
 
 
 @pytest.mark.parametrize("tokens", [1000, 9000])

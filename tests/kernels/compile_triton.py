@@ -60,6 +60,8 @@ ONE_COLUMN = {"columns": 1, "stride": 1}  # Triton treats an argument that is 1 
 TURNED = {"VECTOR": 1024, "GROUP": 4, "QUERIES": 4, "HALF": 64, "HEAD_DIM": 128, "WIDTH": 128}
 TURNED |= {"NORMED": True, "IN_INT8": False, "MOST": 127, "TINY": 2.0**-126}
 OF_TURNED = dict.fromkeys(("cache", "scales", "qkv", "query", "query_norm", "k_norm"), "")
+NEW = {"NEW": True, "HALF": 64, "NORMED": False, "MOST": 127, "TINY": 2.0**-126}  # decodes that write their K and V
+OF_NORMS = {"query_norm": "*bf16", "k_norm": "*bf16"}
 FEW = dict.fromkeys(("NORMED", "HAS_BIAS", "ADDS", "WIDE"), False) | {"GATE": 0}
 ONE_ROW = {"ROWS": 1, "NORM_WIDTH": 4096, "OUTS": 8, "DEPTH": 512}
 FEW_ROWS = {"ROWS": 16, "NORM_WIDTH": 512, "OUTS": 8, "DEPTH": 512}
@@ -107,8 +109,9 @@ LEAST_OF_PDL = 90
 def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
     """Yield each kernel with its constants, and with the arguments whose type differs from other kernels."""
     attend, of_attend = HEADS | {"WIDE": False, "IN_INT8": False, "TOKENS": 32}, {"query": "", "cache": "", "out": ""}
-    attend |= USUAL
-    for heads in ({}, CHUNK, CHUNK_MHA, SMALL, CHANGED):
+    attend, of_attend = attend | USUAL, of_attend | {"query_norm": "", "k_norm": ""}
+    wide = {"HEAD_DIM": 256, "WIDTH": 256}  # as many numbers as a program may rotate
+    for heads in ({}, CHUNK, CHUNK_MHA, SMALL, CHANGED, NEW, NEW | wide, NEW | SMALL | {"NORMED": True, "HALF": 3}):
         yield triton_attention._attend, attend | heads, of_attend | {"scales": ""}
         yield triton_attention._attend, attend | heads | INT8, of_attend | OF_INT8
     yield triton_latent._attend_latent, LATENT | {"ROWS": 16, "TOKENS": 16}, of_attend
@@ -187,12 +190,16 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
 def all_choices() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str], Any]]:
     """Yield each tuned kernel at the sizes of an 8B in bf16, with each of its choices that fit."""
     attend = HEADS | USUAL | {"WIDE": False, "IN_INT8": False}
-    of_attend = {"query": "*bf16", "cache": "*bf16", "out": "*bf16"}
-    latent = dict.fromkeys(of_attend, "*bf16")
+    latent = {"query": "*bf16", "cache": "*bf16", "out": "*bf16"}
+    of_attend = latent | OF_NORMS
     product = PRODUCT | {"HAS_BIAS": False, "ADDS": False}
     of_product = OF_WEIGHT | {"x": "*bf16", "bias": "*bf16", "out": "*bf16"}
     kinds: list[tuple[Any, Mapping[str, Any], Mapping[str, str]]] = [
         (triton_attention._attend, attend, of_attend | {"scales": "*bf16"}),
+        (triton_attention._attend, attend | NEW, of_attend | {"scales": "*bf16"}),
+        (triton_attention._attend, attend | NEW | {"NORMED": True}, of_attend | {"scales": "*bf16"}),
+        (triton_attention._attend, attend | NEW | INT8, of_attend | OF_INT8),
+        (triton_attention._attend, attend | NEW | INT8 | {"NORMED": True}, of_attend | OF_INT8),
         (triton_attention._attend, attend | CHUNK, of_attend | {"scales": "*bf16"}),
         (triton_attention._attend, attend | INT8, of_attend | OF_INT8),
         (triton_attention._attend, attend | CHUNK | INT8, of_attend | OF_INT8),
@@ -315,7 +322,7 @@ def main() -> None:
             told |= {"stages": choice.num_stages, "shared": made.metadata.shared}
             told |= {
                 name: constants[name]
-                for name in ("ROWS", "BITS", "WHOLE", "IN_INT8", "GATED", "ON_CHIP", "GATE", "NORMED", "ADDS")
+                for name in ("ROWS", "BITS", "WHOLE", "IN_INT8", "GATED", "ON_CHIP", "GATE", "NEW", "NORMED", "ADDS")
                 if name in constants
             }
             print(json.dumps(told | resources(made) | instructions(made)), flush=True)

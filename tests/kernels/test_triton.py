@@ -457,7 +457,7 @@ def test_attention_that_leaves_its_counters_is_replaced() -> None:
             super()._run(*args, **named)
             args[0].counters.add_(1)
 
-    assert broken(Leaving(), torch.device("cpu"), torch.float32).keys() == {"attend"}
+    assert broken(Leaving(), torch.device("cpu"), torch.float32).keys() == {"attend", "attend_new"}
 
 
 def test_without_a_gpu_triton_is_not_asked() -> None:

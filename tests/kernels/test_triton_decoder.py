@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -105,6 +106,46 @@ def test_rows_that_do_not_fit_a_product_of_few_rows_are_refused() -> None:
             KERNELS.few_rows(x, weight, None)
 
 
+def test_attention_of_decodes_is_one_kernel_where_that_is_faster() -> None:
+    generator, dtype = torch.Generator().manual_seed(7), torch.float16
+    layers = layers_of(Reference(), generator, dtype, True, True, 8)
+    ran = list[str]()
+
+    class Noting(TritonKernels):
+        def attend_new(self, *args: Any, **named: Any) -> torch.Tensor | None:
+            ran.append("one")
+            return super().attend_new(*args, **named)
+
+        def attend(self, *args: Any, **named: Any) -> torch.Tensor:
+            ran.append("two")
+            return super().attend(*args, **named)
+
+    def run(rows: int) -> torch.Tensor:
+        paged = paged_of([Lie(1, 1, (number % 8,)) for number in range(rows)], layers, dtype)
+        x = torch.ones(rows, layers[0].qkv.shape.inputs, dtype=dtype)
+        ran.clear()
+        decoder.run(x, [(torch.ones(rows, 4), torch.ones(rows, 4))], paged)
+        return x
+
+    decoder, cache = Noting().decoder(layers), torch.zeros(2 * 20, BLOCK_SIZE, 16, dtype=dtype)
+    expected = run(3)
+    assert ran == ["one"] * 2, "nothing is measured"
+    took = iter((1.0, 2.0, 2.0, 1.0))
+
+    def time(call: Callable[[], object]) -> float:
+        call()
+        return next(took)
+
+    for measure in decoder.rehearsals(cache, lambda _: 1.0, time):
+        measure()
+    assert ran == ["one"] * 2 + ["two", "one"] * 2, "of 16 decodes and of one"
+    assert cache.any()
+    assert torch.equal(run(3), expected)
+    assert ran == ["one"] * 2
+    run(17)
+    assert ran == ["two"] * 2
+
+
 @pytest.mark.parametrize("kind", ["opt", "llama", "gemma"])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_products_of_few_rows_are_used_where_they_are_faster(kind: str, rows: int) -> None:
@@ -125,9 +166,10 @@ def test_products_of_few_rows_are_used_where_they_are_faster(kind: str, rows: in
     decoder.run(expected, angles, paged_of(lies, layers, dtype))
     assert not used, "nothing was measured"
     took = count(100, -1)
-    measures = decoder.rehearsals(lambda call: call() is None or next(took))
+    measures = decoder.rehearsals(paged.cache[0].clone(), *2 * (lambda call: call() is None or next(took),))
+    of_attention = 1  # the cache has eight blocks
     # Of OPT's first MLP layer there is no kernel; Gemma's first norm comes with no sum before it, the others do.
-    assert len(measures) == 4 * {"opt": 3, "llama": 4, "gemma": 5}[kind]
+    assert len(measures) - of_attention == 4 * {"opt": 3, "llama": 4, "gemma": 5}[kind]
     for measure in measures:
         measure()
     used.clear()
