@@ -62,7 +62,6 @@ from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.quantised import AnyQuantised, QuantisedLinear
 from alignedserve.kernels.common.spans import Lie, LongChunks, Spans, StaticSpans, StepSize
-from alignedserve.kernels.common.timing import Seconds, seconds_on_gpu
 from alignedserve.kernels.dispatch.dispatcher import KernelChoice, Kernels, choose
 from alignedserve.kernels.dispatch.rehearsing import (
     OF_EXPERTS,
@@ -72,6 +71,7 @@ from alignedserve.kernels.dispatch.rehearsing import (
     rehearse_experts,
     rehearse_layers,
 )
+from alignedserve.kernels.dispatch.timing import Seconds, seconds_on_gpu
 from alignedserve.kernels.dispatch.tuning import tune
 from alignedserve.signs import NO_SIGNS, Signs, Stage
 from alignedserve.text.syntax import Syntaxes
@@ -298,7 +298,7 @@ class Engine:
         graphs = StepGraphs(most, tokens, words, forward, capture, block_size, places, scratch, self.device, *kinds)
         if maps is not None and self._sums is not None:
             like = torch.zeros((1, config.hidden_size), dtype=self.dtype, device=self.device)
-            self._sums.choose(maps, graphs.rows, like, capture)
+            self._sums.choose(maps, graphs.rows, like, capture, seconds)
         self.signs.stage(Stage.GRAPHS, len(graphs))
         graphs.capture_all(free, least, self.signs.advance, self.ranks)
         if not self.ranks.together(int(self._kernels.captures_adapters is captures_adapters)):

@@ -17,5 +17,4 @@ scoring.py          How a layer scores tokens: scale, window, soft cap, sinks an
 spans.py            Where the tokens of a step's requests lie on the device; made once per step.
 summing.py          What stands between two products: the sum over ranks, the residual, and the norm.
 threads.py          The threads that torch and the kernels share.
-timing.py           Time what a GPU does.
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partialmethod
 from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,14 +93,14 @@ def choosing(team: Team, folder: Path, fault: str, on: tuple[int, ...], faster: 
     others = Noting(Reference(), team.total)
     norm = Norm(torch.linspace(1, 2, HIDDEN), None, 1e-5, centred=False)
     sums, like = SharedSums(team, others, [layer_with(norm)]), torch.zeros(1, HIDDEN)
-    timed = iter([ms for rows in SIZES for ms in (2.0, 1.0 if rows in faster[team.rank] else 3.0)])
+    timed = iter([s for rows in SIZES for s in (2e-6, 1e-6 if rows in faster[team.rank] else 3e-6)])
 
-    def milliseconds(run: Run) -> float:
+    def seconds(run: Callable[[], object]) -> float:
         run()
         return next(timed)
 
     maps = Refusing(folder, team.rank, fault, on)
-    sums.choose(maps, SIZES, like, _captured, milliseconds)
+    sums.choose(maps, SIZES, like, _captured, seconds)
     others.calls = calls = []
     found = list[torch.Tensor]()
     for rows in (*SIZES, 3):
@@ -138,16 +137,15 @@ def going_on(team: Team, folder: Path, shared: Path, prompt: Sequence[int], outp
         calls.append(len(part))
         return sum_over(peers, part, *rest)
 
-    def milliseconds(run: Run) -> float:
+    def seconds(run: Callable[[], object]) -> float:
         run()
         return next(durations)
 
     settings._sum_over = noting
-    settings.SharedSums.choose = partialmethod(SharedSums.choose, milliseconds=milliseconds)
     engine = Engine(
         *(folder,), num_blocks=8, block_size=8, dtype="float32", kernels=TritonKernels(), ranks=team, has_graphs=True
     )
-    engine.capture(1, Replays(), lambda: PLENTY, 0, maps=FileMaps(shared, team.rank))
+    engine.capture(1, Replays(), lambda: PLENTY, 0, maps=FileMaps(shared, team.rank), seconds=seconds)
     calls.clear()
     results = [engine.step(StepPlan(1, (Chunk("r", tuple(prompt), 0, KvForm((2, 0)), Sampling()),)))]
     for at, token in enumerate(output[:-1]):
@@ -171,11 +169,11 @@ def chosen(tmp_path: Path) -> Callable[..., list[Said]]:
 
 
 def test_all_ranks_sum_through_memory_what_each_finds_faster(chosen: Callable[..., list[Said]]) -> None:
-    for said, last in zip(chosen(2, "", (), ((1, 2), (2, 5))), ("3000.0", "1000.0"), strict=True):
+    for said, last in zip(chosen(2, "", (), ((1, 2), (2, 5))), ("3.0", "1.0"), strict=True):
         assert said.rows == [2]
         assert said.calls == [1, 5, 3]
-        first = "3000.0" if last == "1000.0" else "1000.0"
-        told = f"1 rows 2000.0 / {first}; 2 rows 2000.0 / 1000.0; 5 rows 2000.0 / {last}"
+        first = "3.0" if last == "1.0" else "1.0"
+        told = f"1 rows 2.0 / {first}; 2 rows 2.0 / 1.0; 5 rows 2.0 / {last}"
         assert said.lines == [
             f"a sum of 2 ranks by NCCL / through memory, us: {told}",
             "ranks sum through memory for 2 rows",

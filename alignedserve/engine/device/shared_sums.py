@@ -28,6 +28,7 @@ from alignedserve.errors import AlignedServeError, RankLost
 from alignedserve.kernels.common.decoder import Layer, Norm, Sums
 from alignedserve.kernels.common.failing import fault_of_kernel
 from alignedserve.kernels.common.peers import A_WHILE, MOST_CHANNELS, Peers, bytes_for
+from alignedserve.kernels.dispatch.timing import Seconds, seconds_on_gpu
 
 log = logging.getLogger("alignedserve.engine")
 
@@ -51,16 +52,6 @@ class Maps(Protocol):
 
 class NotShared(Exception):
     """Raised on all ranks where one of them cannot sum through memory."""
-
-
-def milliseconds_on_gpu(run: Run) -> float:
-    """Return how long the GPU takes for this."""
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    began.record()
-    run()
-    ended.record()
-    ended.synchronize()
-    return began.elapsed_time(ended)
 
 
 class SharedSums:
@@ -94,7 +85,7 @@ class SharedSums:
         sizes: Sequence[int],
         like: Tensor,
         capture: Capture,
-        milliseconds: Callable[[Run], float] = milliseconds_on_gpu,
+        seconds: Seconds = seconds_on_gpu,
     ) -> None:
         """Meet the other ranks, and measure which sums go through memory, of these numbers of rows; `like` is such a
         row."""
@@ -102,7 +93,7 @@ class SharedSums:
         try:
             peers = meet_in_memory(ranks, maps, like.device)
             _each(ranks, like.device, partial(self._rehearse, peers, like, capture))
-            kept, told = self._compared(peers, sizes, like, capture, milliseconds)
+            kept, told = self._compared(peers, sizes, like, capture, seconds)
         except NotShared as error:
             self.rows, self._peers = frozenset(), None
             log.info("ranks sum by NCCL: %s", error)
@@ -112,7 +103,7 @@ class SharedSums:
         log.info("ranks sum through memory for %s rows", ", ".join(map(str, sorted(kept))) or "no number of")
 
     def _compared(
-        self, peers: Peers, sizes: Sequence[int], like: Tensor, capture: Capture, milliseconds: Callable[[Run], float]
+        self, peers: Peers, sizes: Sequence[int], like: Tensor, capture: Capture, seconds: Seconds
     ) -> tuple[list[int], list[str]]:
         """Return for which sizes memory is faster, and the times of each. Raises NotShared where sums differ."""
         ranks, kept, told = self._ranks, list[int](), list[str]()
@@ -122,9 +113,7 @@ class SharedSums:
                 self._peers = replace(peers, most_polls=A_WHILE)  # flags that do not arrive are wrong sums, and no hang
                 self._compare(rows, like)
                 self._peers = peers
-                theirs, ours = (
-                    self._measured(sums, rows, like, capture, milliseconds) for sums in (self._others, self)
-                )
+                theirs, ours = (self._measured(sums, rows, like, capture, seconds) for sums in (self._others, self))
             except (AlignedServeError, NotShared):
                 raise
             except Exception as error:
@@ -132,7 +121,7 @@ class SharedSums:
                 raise RankLost(f"a sum of {rows} rows, for which the other ranks wait, has failed: {why}") from error
             if ranks.agree(ours < theirs):
                 kept.append(rows)
-            told.append(f"{rows} rows {1000 * theirs:.1f} / {1000 * ours:.1f}")
+            told.append(f"{rows} rows {1e6 * theirs:.1f} / {1e6 * ours:.1f}")
         return kept, told
 
     def _rehearse(self, peers: Peers, like: Tensor, capture: Capture) -> None:
@@ -162,9 +151,7 @@ class SharedSums:
         if len({*says}) > 1 or not is_near:
             raise NotShared(f"through memory, ranks sum {rows} rows to {', '.join(says)}")
 
-    def _measured(
-        self, sums: Sums, rows: int, like: Tensor, capture: Capture, milliseconds: Callable[[Run], float]
-    ) -> float:
+    def _measured(self, sums: Sums, rows: int, like: Tensor, capture: Capture, seconds: Seconds) -> float:
         """Return how long a sum takes within a graph. Each rank makes as many sums: a rank waits for all others."""
         part, x = (torch.zeros((rows, like.shape[1]), dtype=like.dtype, device=like.device) for _ in range(2))
 
@@ -174,7 +161,7 @@ class SharedSums:
             return made
 
         replay = capture(run)
-        return min(milliseconds(replay) for _ in range(_REPLAYS)) / _TIMES
+        return min(seconds(replay) for _ in range(_REPLAYS)) / _TIMES
 
 
 def meet_in_memory(ranks: RankLinks, maps: Maps, device: torch.device) -> Peers:
