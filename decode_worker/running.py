@@ -5,7 +5,8 @@
 
 While step N runs, step N + 1 is planned ahead, so that the device never waits for the worker. The results of step N are
 not known then, so only what no result can change is planned ahead: all decodes go on, and all prompts of N, as long as
-no other prompt waits. A request in step N has as its input in N + 1 the token that N samples, also where N has the last
+no other prompt could have a seat in N + 1: a prompt that waits for the end of a request gets its seat a step later. A
+request in step N has as its input in N + 1 the token that N samples, also where N has the last
 chunk of the prompt. A prompt that N cuts goes on behind that chunk, without a token of N; N + 1 has as many tokens as
 N, and takes about as long as the newest step that the scheduler planned by itself. A request that must end with the
 token of N is left out. If a request turns out to have ended, its result in N + 1 is dropped; its blocks are free when
@@ -305,7 +306,9 @@ class Stepping(WorkerPart):
 
     def _is_settled(self, step: StepPlan, now: float) -> bool:
         """Return whether every request here runs in the step, or has joined since, and has memory to go on."""
-        if self._queue.waiting or self._here.among(State.ASKING) or not self._prompts_are_settled(step):
+        if self._queue.waiting and (self._gives_way or self._here.num_seated < self._limits.max_batch):
+            return False
+        if self._here.among(State.ASKING) or not self._prompts_are_settled(step):
             return False
         if self._steps.runs_in_vain or not self._all_run or self._leaving.ready:
             return False
@@ -313,6 +316,12 @@ class Stepping(WorkerPart):
         if first is not None and self._seats.cannot_wait(first, now):
             return False  # requests leave for the candidate before the next step
         return self._elsewhere.has_room_ahead
+
+    @property
+    def _gives_way(self) -> bool:
+        """Return whether a request may have to leave for one that waits."""
+        waiting = self._queue.waiting
+        return bool(waiting and (self._scheduler.levels is not None or (waiting.real_time and self._here.best_effort)))
 
     def _prompts_are_settled(self, step: StepPlan) -> bool:
         """Return whether the step has a chunk of every prompt here, and brings nothing but KV and first tokens; all of

@@ -117,10 +117,9 @@ class PromptStepping(Stepping):
     def _awaits_full_plan(self) -> bool:
         """Return whether the next plan may do more than one beside a step: one prompt may have to leave for another, a
         finished one waits to leave, or one is to run alone."""
-        here, waiting = self._here, self._queue.waiting
-        gives_way = self._scheduler.levels is not None or (waiting.real_time and here.best_effort)
+        here = self._here
         moves = self._awaits_copies or self._leaving.ready or here.among(State.ASKING) or here.is_reserved
-        return bool(self._steps.runs_in_vain or moves or (waiting and gives_way))
+        return bool(self._steps.runs_in_vain or moves or self._gives_way)
 
 
 class PromptMemory(PlainMemory):

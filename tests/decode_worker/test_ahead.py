@@ -205,6 +205,35 @@ def test_while_a_prompt_waits_nothing_is_planned_ahead() -> None:
 ROOMY = replace(LIMITS, num_blocks=64)
 
 
+@pytest.mark.parametrize(
+    ("seated", "waits", "is_ahead"),
+    [
+        (ServiceClass.RT, ServiceClass.RT, True),
+        (ServiceClass.BE, ServiceClass.BE, True),
+        (ServiceClass.RT, ServiceClass.BE, True),
+        (ServiceClass.BE, ServiceClass.RT, False),  # a document leaves for a chat
+    ],
+)
+def test_a_prompt_that_waits_for_the_end_of_a_request_does_not_hold_up_the_steps_of_others(
+    seated: ServiceClass, waits: ServiceClass, is_ahead: bool
+) -> None:
+    bench = Bench(ROOMY)
+    all_seats = [replace(request(name, max_tokens=9), service=seated) for name in "abcd"]
+    bench.joins(*all_seats)
+    bench.ends(("a", 9))
+    bench.hears(Prefill(replace(request("e"), service=waits)))
+    while len(names(bench.plans[bench.num_ended])) < 4:
+        bench.ends(*((name, 9) for name in bench.running))
+    bench.ends(*((name, 9) for name in bench.running))
+    assert (bench.ahead is not None) == is_ahead
+    if not is_ahead:
+        return
+    bench.ends(("a", STOP), ("b", 9), ("c", 9), ("d", 9))
+    assert bench.ahead is None, "a seat is free, which the next plan gives away"
+    bench.ends(*((name, 9) for name in bench.running))
+    assert {part.request for part in bench.plans[bench.num_ended].parts} == {*"bcde"}
+
+
 def prompts_of(plan: StepPlan | None) -> list[tuple[str, int, int, bool]]:
     """Return the chunks of a plan: where each begins and ends, and whether it is the last."""
     chunks = () if plan is None else plan.chunks
