@@ -162,6 +162,11 @@ class Engine:
         return "" if self._graphs is None else self._graphs.kinds
 
     @property
+    def sums_through_memory(self) -> bool:
+        """Return whether ranks sum through each other's memory for some captured steps."""
+        return self._sums is not None and bool(self._sums.rows)
+
+    @property
     def kernels(self) -> str:
         """Return the identity of the kernels in use, which differs from that of any other build."""
         return self._kernels.identity
@@ -283,8 +288,8 @@ class Engine:
         assert self.has_graphs, "there is no block for padding"
         scratch, captures, config = self.num_blocks, self._captures, self.config
         longest = units_for(config.max_positions, self.block_size)
-        places, least_long = places_for(most, longest, self.num_blocks), self._kernels.long_chunk
-        long = None
+        places = places_for(most, longest, self.num_blocks)
+        least_long, long = self.ranks.together(self._kernels.long_chunk), None  # 0 where one rank has no library
         if least_long and config.latent_rank is None:
             long = LongChunks(least_long, min(longest, self.num_blocks))
         forward, words, block_size = self._forward_captured, config.vocab_size, self.block_size
@@ -296,10 +301,10 @@ class Engine:
         self._captured_adapters = adapters
         kinds = draw, adapters, only_prompts, long, seconds
         graphs = StepGraphs(most, tokens, words, forward, capture, block_size, places, scratch, self.device, *kinds)
+        self.signs.stage(Stage.GRAPHS, len(graphs))
         if maps is not None and self._sums is not None:
             like = torch.zeros((1, config.hidden_size), dtype=self.dtype, device=self.device)
             self._sums.choose(maps, graphs.rows, like, capture, seconds)
-        self.signs.stage(Stage.GRAPHS, len(graphs))
         graphs.capture_all(free, least, self.signs.advance, self.ranks)
         if not self.ranks.together(int(self._kernels.captures_adapters is captures_adapters)):
             self._captured_adapters = None  # their kernel failed, and a graph would keep what torch read on the CPU

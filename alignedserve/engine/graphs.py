@@ -197,7 +197,8 @@ class StepGraphs:
     @property
     def kinds(self) -> str:
         """Return which kinds of steps without adapters are captured, in words."""
-        return ", ".join(dict.fromkeys(_kind(size) for size in self.captured if not size.adapted))
+        usual = [size for size in self._sizes if size in self._graphs]  # the kernels' name says which libraries attend
+        return ", ".join(dict.fromkeys(_kind(size) for size in usual if not size.adapted))
 
     @property
     def left_out(self) -> str:
@@ -233,10 +234,12 @@ class StepGraphs:
                 self._graphs[size] = graph
             advance()
         for usual, size in sorted(self._long.items(), key=lambda sizes: (sizes[0].adapted, -sizes[0].rows)):
-            if usual not in self._graphs or ranks.together(free()) < least:
+            if usual not in self._graphs:
+                continue
+            if ranks.together(free()) < least or (graph := self._captured_on_all(size, ranks)) is None:
                 break
-            if (graph := self._captured_on_all(size, ranks)) is None:
-                break
+            if not ranks.together(int(graph.spans.are_read_by_library)):
+                break  # no library attends for such a model, or such a cache
             if ranks.together(int(self._is_faster(size, graph, self._graphs[usual]))):
                 self._graphs[size] = graph
             advance()
@@ -288,9 +291,9 @@ class StepGraphs:
         usual = self._size_for(rows, has_prompts, adapters is not None)
         if usual not in self._graphs:
             return None
-        lies = [*lies, *self._padding(usual, usual.rows - rows)]
-        alike = (self._long.get(usual, usual), usual)
-        size = next((size for size in alike if size in self._graphs and size.holds(lies)), None)
+        padding = self._padding(usual, usual.rows - rows)
+        lies, alike = [*lies, *padding], (self._long.get(usual, usual), usual)
+        size = next((size for size in alike if size in self._graphs and size.holds(lies, len(padding))), None)
         if size is None or len(wanted) > min(size.rows, len(self._logits)):
             return None
         graph = self._graphs[size]

@@ -256,7 +256,8 @@ def subject_of(engine: Engine, folder: Path) -> Subject:
     """Return the model, device and software that a profile of this engine is valid for."""
     threads = torch.get_num_threads()
     captured = f", captured: {engine.captured}" if engine.captured else ""
-    talk = "" if engine.ranks.size == 1 else f", ranks over {'NCCL' if engine.device.type == 'cuda' else 'sockets'}"
+    over = "NCCL" + " and memory" * engine.sums_through_memory if engine.device.type == "cuda" else "sockets"
+    talk = "" if engine.ranks.size == 1 else f", ranks over {over}"
     return Subject(
         model=fingerprint(folder),
         device=name_of(engine.device) or f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}",

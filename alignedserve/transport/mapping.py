@@ -1,7 +1,7 @@
-"""Device caches that other processes of the machine map.
+"""Memory of a device that other processes of the machine map: a worker's cache, and what ranks sum through.
 
 Two kinds of memory have the same interface. A handle of a few hundred bytes names the memory, and another process makes
-a tensor from it. That process only reads, and gives the tensor up when the worker has ended.
+a tensor from it. Of a cache that process only reads, and gives the tensor up when the worker has ended.
 
     CPU   a file in shared memory, which lives as long as a process maps it; its name goes when the worker ends
     GPU   CUDA's IPC handle, for processes on the same GPU or on one that reads its memory, which the process need not

@@ -26,7 +26,7 @@ from torch import Tensor
 MOST_CHANNELS = 128
 HALF = 32 << 10  # bytes of rows: with all channels 512 rows of 4,096 numbers of 16 bits
 _FLAG = 8  # bytes
-FOR_EVER, A_WHILE = (1 << 31) - 1, (1 << 24) - 1  # polls, of some 0.5 us by estimate; both odd, for one compiled kernel
+MOST_POLLS = 1 << 24  # of a flag, where a kernel gives up: some seconds
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Peers:
     channels: int
     memory: tuple[Tensor, ...]  # of each rank, bytes
     addresses: Tensor  # of each, on the device
-    most_polls: int = FOR_EVER  # of a flag: a kernel that gives up makes wrong sums
+    gives_up: bool = False  # after some seconds, with a wrong sum; else a kernel waits for ever
 
     @property
     def size(self) -> int:
@@ -54,7 +54,7 @@ class Peers:
 
 
 def bytes_of_flags(channels: int, size: int) -> int:
-    return channels * size * _FLAG
+    return -(-channels * size * _FLAG // 16) * 16  # rows begin where 16 bytes are read at once
 
 
 def bytes_for(channels: int, size: int) -> int:

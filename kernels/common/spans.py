@@ -179,6 +179,9 @@ class Refilled(Protocol):
         """Fill the table's section again, for the requests that are there now."""
 
 
+OF_LIBRARY = "requests"  # what is kept for another library that attends in captured steps
+
+
 class LongChunks(NamedTuple):
     """Which chunks another library attends for in captured steps."""
 
@@ -203,10 +206,12 @@ class StepSize(NamedTuple):
     adapted: bool = False  # whether some have adapters
     long: LongChunks | None = None  # where another library attends for the chunks
 
-    def holds(self, lies: Sequence[Lie]) -> bool:
-        chunks = [lie for lie in lies if lie.queries > 1]
-        has_room = len(lies) - len(chunks) <= self.decodes and len(chunks) <= self.chunks
-        return has_room and (self.long is None or self.long.suit(chunks, self.rows))
+    def holds(self, lies: Sequence[Lie], num_padding: int = 0) -> bool:
+        """Return whether a step of this size has room for these requests; the last ones are padding."""
+        num_chunks = sum(lie.queries > 1 for lie in lies)
+        has_room = len(lies) - num_chunks <= self.decodes and num_chunks <= self.chunks
+        own = [lie for lie in lies[: len(lies) - num_padding] if lie.queries > 1]
+        return has_room and (self.long is None or self.long.suit(own, self.rows))
 
 
 class StaticSpans(Spans):
@@ -229,6 +234,10 @@ class StaticSpans(Spans):
     def only_decodes(self) -> bool:
         """Return whether no step of this size has a prompt: what is captured serves all of them."""
         return not self.size.chunks
+
+    @property
+    def are_read_by_library(self) -> bool:
+        return OF_LIBRARY in self._kept
 
     def section(self, count: int, dtype: torch.dtype) -> Section:
         """Return a section for other numbers of the step, all of which must be filled before each `place`."""

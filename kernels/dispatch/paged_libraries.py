@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from alignedserve.kernels.common.failing import in_a_line
 from alignedserve.kernels.common.placing import on_device
-from alignedserve.kernels.common.spans import Spans, StaticSpans
+from alignedserve.kernels.common.spans import OF_LIBRARY, Spans, StaticSpans
 
 PAGE = 256  # tokens that a page is a multiple of, for flash-attn
 _MOST_HEAD_DIM = 256
@@ -57,7 +57,7 @@ def requests_of(spans: Spans, device: torch.device, *, decodes: bool) -> PagedRe
     """Return the decodes or the other requests, or None where there are none; all layers of a step share the result."""
     if isinstance(spans, StaticSpans):
         assert not decodes, "in captured steps ours attends for decodes"
-        static: _StaticRequests = spans.kept("requests", lambda: _StaticRequests(spans))
+        static: _StaticRequests = spans.kept(OF_LIBRARY, lambda: _StaticRequests(spans))
         return static.requests
     made: PagedRequests | None = spans.kept((device, "requests", decodes), lambda: _requests(spans, device, decodes))
     return made
@@ -117,6 +117,7 @@ class _StaticRequests:
         tokens.zero_()[: len(chosen)] = torch.tensor(lengths)
         starts.fill_(ends[-1])[: len(chosen)] = torch.tensor([place.row for place in chosen])
         reached.fill_(sum(lengths))[: len(chosen) + 1] = _sums(lengths)
+        table.zero_()  # behind a request's pages: what a library may ask for, and not use
         for row, place in zip(table.view(self._room), chosen, strict=False):
             row[: len(place.pages)] = place.pages
 

@@ -31,7 +31,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 Milliseconds = Callable[[Callable[[], object]], float]
 
 
-def milliseconds_on_gpu(call: Callable[[], object]) -> float:
+def cold_milliseconds(call: Callable[[], object]) -> float:
     """Return the median, with the weight read from memory each time."""
     return float(benchmark(call, (0.5, 0.2, 0.8))[0])
 
@@ -86,7 +86,7 @@ class TritonDecoder:
     def rehearsals(
         self,
         cache: Tensor,
-        milliseconds: Milliseconds = milliseconds_on_gpu,
+        milliseconds: Milliseconds = cold_milliseconds,
         in_a_graph: Milliseconds = benchmark_in_a_graph,
     ) -> list[Callable[[], None]]:
         """Return what measures, role by role, whether our product or the library's is faster for some rows, and then

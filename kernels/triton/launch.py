@@ -146,6 +146,7 @@ def benchmark(call: Callable[[], object], quantiles: Sequence[float]) -> Any:
 
 def benchmark_in_a_graph(call: Callable[[], object]) -> float:
     """Return the median of the milliseconds that a call takes when a CUDA graph repeats it."""
+    torch.cuda.current_stream().synchronize()  # it runs the call in a stream of its own
     return float(do_bench_cudagraph(call, return_mode="median"))
 
 

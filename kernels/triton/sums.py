@@ -9,7 +9,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from alignedserve.kernels.common.decoder import Norm
-from alignedserve.kernels.common.peers import HALF, Peers
+from alignedserve.kernels.common.peers import HALF, MOST_POLLS, Peers
 from alignedserve.kernels.triton.launch import interpreting, pdl, power_of_2, wait_for_kernels_before
 from alignedserve.kernels.triton.tokens import kind_of, norm_of, vectors_of
 
@@ -43,7 +43,8 @@ def _say(flag, turn, INTERPRETED: tl.constexpr):
         )
 
 
-@triton.jit
+# One kernel for all numbers of rows: no rank compiles while others wait.
+@triton.jit(do_not_specialize=["rows", "counts"])
 def _sum_add_norm(
     part,
     part_stride,
@@ -58,11 +59,12 @@ def _sum_add_norm(
     out,
     addresses,
     rows,
-    most_polls,
+    counts,
     RANK: tl.constexpr,
     RANKS: tl.constexpr,
     FLAGS: tl.constexpr,
     HALF: tl.constexpr,
+    MOST_POLLS: tl.constexpr,
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
     CENTRED: tl.constexpr,
@@ -94,8 +96,8 @@ def _sum_add_norm(
         _say(its_flags + RANK, turn, INTERPRETED)
     for other in tl.static_range(RANKS):
         polls = 0
-        while (tl.atomic_add(flags + other, 0, sem="acquire", scope="sys") < turn) & (polls < most_polls):
-            polls += 1
+        while (tl.atomic_add(flags + other, 0, sem="acquire", scope="sys") < turn) & (polls < MOST_POLLS):
+            polls += counts
     for number in range(tl.cdiv(rows - channel, step)):
         row = (channel + number * step).to(tl.int64)
         total = tl.zeros((WIDTH,), tl.float32)
@@ -129,11 +131,12 @@ def sum_over(peers: Peers, part: Tensor, x: Tensor, norm: Norm | None, after: No
     out = x if norm is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _sum_add_norm[(min(rows, peers.channels),)](
         *(part, part.stride(0), x, x.stride(0), *vectors_of(first, x), first.eps),
-        *(*vectors_of(last, x), last.eps, out, peers.addresses, rows, peers.most_polls),
+        *(*vectors_of(last, x), last.eps, out, peers.addresses, rows, int(peers.gives_up)),
         RANK=peers.rank,
         RANKS=peers.size,
         FLAGS=peers.flags,
         HALF=HALF,
+        MOST_POLLS=MOST_POLLS,
         SIZE=size,
         WIDTH=power_of_2(size),
         AFTER=after is not None,

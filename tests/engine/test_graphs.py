@@ -37,6 +37,7 @@ from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, LongChunks, Spans, StaticSpans, StepSize
 from alignedserve.kernels.dispatch.dispatcher import Kernels
+from alignedserve.kernels.dispatch.paged_libraries import requests_of
 from tests.conftest import examples
 from tests.engine.driver import GREEDY, PLENTY, Drawing, Driver, Live, Replays, prompt_of, spoil
 from tests.models import MODELS
@@ -522,9 +523,9 @@ LONG = LongChunks(30, 50)
 class ByLibrary:
     """Stands for graphs some of which another library attends in: `sizes` has those that ran."""
 
-    def __init__(self, takes: float = 1.0, error: Exception | None = None) -> None:
+    def __init__(self, takes: float = 1.0, error: Exception | None = None, attends: bool = True) -> None:
         self.sizes, self.positions = list[StepSize](), list[int]()
-        self._takes, self._error = takes, error
+        self._takes, self._error, self._attends = takes, error, attends
 
     def graphs(self, adapters: StaticAdapters | None = None, ends_badly: bool = False) -> StepGraphs:
         def capture(step: Step) -> Step:
@@ -542,6 +543,8 @@ class ByLibrary:
     def _forward(self, tokens: torch.Tensor, spans: StaticSpans, rows: torch.Tensor | None) -> torch.Tensor:
         if self._error is not None and spans.size.long is not None:
             raise self._error
+        if self._attends and spans.size.long is not None:
+            requests_of(spans, CPU, decodes=False)
         self.sizes.append(spans.size)
         self.positions += spans.positions.tolist()
         made = tokens[:, None] + spans.positions[:, None]
@@ -569,14 +572,15 @@ DECODING, TURNED = Lie(1, 9, (1, 2, 3)), Lie(1, 9, (~1, 2, 3))
         ([DECODING, TURNED, Lie(12, 30, range(8)), Lie(2, 2, (9,))], True),
         ([*[DECODING] * 8, Lie(8, 200, range(50))], True),
         ([*[DECODING] * 9, Lie(7, 200, range(50))], False),
+        ([*[DECODING] * 9, Lie(8, 200, range(50))], False),
         ([Lie(12, 29, range(8))], False),
         ([DECODING._replace(tokens=200, blocks=range(50)), Lie(12, 29, range(8))], False),
         ([Lie(12, 30, (*range(7), ~7))], False),
         ([Lie(12, 30, range(8)), *[Lie(2, 2, (9,))] * 7], True),
         ([Lie(12, 30, range(8)), *[Lie(2, 2, (9,))] * 8], False),
     ],
-    ids=["long", "beside others", "half the rows", "less than half", "short", "a long decode", "from the right",
-         "eight chunks", "nine chunks"],
+    ids=["long", "beside others", "half the rows", "less than half", "half with padding", "short", "a long decode",
+         "from the right", "eight chunks", "nine chunks"],
 )  # fmt: skip
 def test_another_library_has_the_steps_with_chunks_of_long_requests(lies: list[Lie], by_library: bool) -> None:
     made = ByLibrary()
@@ -606,6 +610,15 @@ def test_its_graphs_stay_where_they_are_faster(caplog: pytest.LogCaptureFixture)
     few = StepGraphs(20, 64, 1, ByLibrary()._forward, lambda step: step, 4, 400, 3, CPU, long=LONG)
     assert max(made.positions) == 4 * 49 - 1, "no place behind the longest request is read"
     assert len(few) == len(graphs_of(lambda step: step, most_tokens=64)) + 2, "16 behind 12 are not long"
+
+
+@pytest.mark.usefixtures("small_sizes")
+def test_where_no_library_attends_there_are_no_such_graphs() -> None:
+    """For a cache in int8, say: ours would take the place of a library, in a graph that is captured for nothing."""
+    graphs = ByLibrary(attends=False).graphs()
+    graphs.capture_all(lambda: PLENTY, 0)
+    assert not [size for size in graphs.captured if size.long is not None]
+    assert not graphs.compared
 
 
 @pytest.mark.usefixtures("small_sizes")

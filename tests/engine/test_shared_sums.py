@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from alignedserve.kernels.common.decoder import Norm
 from alignedserve.kernels.common.peers import Peers
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.summing import SumThenNorm
+from alignedserve.kernels.triton import sums
 from alignedserve.kernels.triton.kernels import TritonKernels
 from alignedserve.kernels.triton.launch import interpreting
 from tests.engine.driver import PLENTY, Replays, prompt_of
@@ -86,13 +88,16 @@ def choosing(team: Team, folder: Path, fault: str, on: tuple[int, ...], faster: 
     patch_once(setattr)
     settings: Any = shared_sums
     settings._TIMES = settings._REPLAYS = 1
-    settings.A_WHILE = 20
+    kernel: Any = sums
+    kernel.MOST_POLLS = 20
+    if fault == "no peers" and team.rank in on:
+        os.environ["NCCL_P2P_DISABLE"] = "1"
     if fault == "flags" and team.rank in on:
         settings.meet_in_memory = _meet_and_part
     heard = Heard()
     others = Noting(Reference(), team.total)
     norm = Norm(torch.linspace(1, 2, HIDDEN), None, 1e-5, centred=False)
-    sums, like = SharedSums(team, others, [layer_with(norm)]), torch.zeros(1, HIDDEN)
+    shared, like = SharedSums(team, others, [layer_with(norm)]), torch.zeros(1, HIDDEN)
     timed = iter([s for rows in SIZES for s in (2e-6, 1e-6 if rows in faster[team.rank] else 3e-6)])
 
     def seconds(run: Callable[[], object]) -> float:
@@ -100,13 +105,13 @@ def choosing(team: Team, folder: Path, fault: str, on: tuple[int, ...], faster: 
         return next(timed)
 
     maps = Refusing(folder, team.rank, fault, on)
-    sums.choose(maps, SIZES, like, _captured, seconds)
+    shared.choose(maps, SIZES, like, _captured, seconds)
     others.calls = calls = []
     found = list[torch.Tensor]()
     for rows in (*SIZES, 3):
         x, part = torch.ones(rows, HIDDEN), torch.full((rows, HIDDEN), float(team.rank + 1))
-        found += x, sums.sum_add_norm(part, x, norm, None)
-    return Said(heard.lines, sorted(sums.rows), calls, found)
+        found += x, shared.sum_add_norm(part, x, norm, None)
+    return Said(heard.lines, sorted(shared.rows), calls, found)
 
 
 def layer_with(norm: Norm) -> Any:
@@ -186,6 +191,7 @@ def test_all_ranks_sum_through_memory_what_each_finds_faster(chosen: Callable[..
         ("memory", (1,), "rank 1: CUDA out of memory"),
         ("peer", (1,), "rank 1: RuntimeError: peer access is not supported"),
         ("peer", (0, 1), "rank 0: RuntimeError: peer access is not supported"),
+        ("no peers", (1,), "rank 1: NCCL_P2P_DISABLE is 1"),
         ("copy", (1,), "rank 0: it reads [1, 0] in the memory of rank 0, not [1, 2]"),
     ],
 )

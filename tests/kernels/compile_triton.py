@@ -66,7 +66,17 @@ FEW = dict.fromkeys(("NORMED", "HAS_BIAS", "ADDS", "WIDE"), False) | {"GATE": 0}
 ONE_ROW = {"ROWS": 1, "NORM_WIDTH": 4096, "OUTS": 8, "DEPTH": 512}
 FEW_ROWS = {"ROWS": 16, "NORM_WIDTH": 512, "OUTS": 8, "DEPTH": 512}
 OF_FEW = dict.fromkeys(("x", "weight", "bias", "norm", "out"), "") | {"rows": WHOLE}
-SUMMED = {"RANK": 1, "RANKS": 2, "FLAGS": 2048, "HALF": 32768, "AFTER": False, "NORMS": True, "INTERPRETED": False}
+SUMMED = {
+    "RANK": 1,
+    "RANKS": 2,
+    "FLAGS": 2048,
+    "HALF": 32768,
+    "MOST_POLLS": 1 << 24,
+    "AFTER": False,
+    "NORMS": True,
+    "INTERPRETED": False,
+}
+OF_SUMMED = {"addresses": LONG, "rows": WHOLE, "counts": WHOLE}
 MOVED = {"SIZE": 1000, "WIDTH": 1024}
 LEVELS = {"LEVELS": 255, "TINY": 2.0**-100, "ENLARGE": 2.0**64}
 NORM = {
@@ -137,7 +147,11 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
         for is_normed in (False, True):
             yield triton_tokens._add_and_norm, added | size | {"AFTER": is_normed}, of_added
     for kind in ({}, {"SIZE": 4096, "WIDTH": 4096}, {"SIZE": 8192, "WIDTH": 8192, "RANKS": 8, "AFTER": True}):
-        yield triton_sums._sum_add_norm, added | SUMMED | kind, of_added | {"addresses": LONG, "rows": WHOLE}
+        yield (
+            triton_sums._sum_add_norm,
+            added | SUMMED | kind,
+            of_added | OF_SUMMED,
+        )
     yield triton_tokens._rotate, {"HEADS": 2, "HALF": 60, "WIDTH": 64}, {"vectors": ""}
     for is_gelu in (False, True):
         yield triton_tokens._gated, {"INNER": 3000, "WIDTH": 1024, "GELU": is_gelu}, {"gate_up": "", "out": ""}

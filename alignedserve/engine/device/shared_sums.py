@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,7 +28,7 @@ from alignedserve.engine.device.ranks import RankLinks
 from alignedserve.errors import AlignedServeError, RankLost
 from alignedserve.kernels.common.decoder import Layer, Norm, Sums
 from alignedserve.kernels.common.failing import fault_of_kernel
-from alignedserve.kernels.common.peers import A_WHILE, MOST_CHANNELS, Peers, bytes_for
+from alignedserve.kernels.common.peers import MOST_CHANNELS, Peers, bytes_for
 from alignedserve.kernels.dispatch.timing import Seconds, seconds_on_gpu
 
 log = logging.getLogger("alignedserve.engine")
@@ -110,7 +111,7 @@ class SharedSums:
         self.rows = fitting = frozenset(rows for rows in sizes if peers.takes(like.expand(rows, -1)))
         for rows in sorted(fitting):
             try:
-                self._peers = replace(peers, most_polls=A_WHILE)  # flags that do not arrive are wrong sums, and no hang
+                self._peers = replace(peers, gives_up=True)  # flags that do not arrive are wrong sums, and no hang
                 self._compare(rows, like)
                 self._peers = peers
                 theirs, ours = (self._measured(sums, rows, like, capture, seconds) for sums in (self._others, self))
@@ -172,6 +173,8 @@ def meet_in_memory(ranks: RankLinks, maps: Maps, device: torch.device) -> Peers:
     made = list[Tensor]()
 
     def handles() -> list[str]:
+        if os.environ.get("NCCL_P2P_DISABLE") == "1":  # set where GPUs cannot reach each other's memory as they say
+            raise NotShared("NCCL_P2P_DISABLE is 1")
         made.append(torch.zeros(bytes_for(channels, size), dtype=torch.uint8, device=device))
         finish(device)
         return [maps.handle(made[0]).decode() if other != rank else "" for other in range(size)]
