@@ -158,7 +158,8 @@ def test_gpu_checks_need_few_packages() -> None:
     script += "import alignedserve.engine.engine, alignedserve.engine.copying.copies\n"
     script += "import alignedserve.lab.benchmarks.gpu\n"
     script += "import tests.gpu.test_kernels, tests.gpu.test_engine, tests.gpu.test_sampling\n"
-    script += "import tests.gpu.test_rehearsing, tests.gpu.test_products\n"  # test_transports.py needs msgspec
+    # test_transports.py needs msgspec
+    script += "import tests.gpu.test_rehearsing, tests.gpu.test_products, tests.gpu.test_sums\n"
     root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", script],

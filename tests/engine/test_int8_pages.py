@@ -25,7 +25,7 @@ from alignedserve.kvpool.arena.arena import Arena, Contents
 from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.protocol.page_names import chained_hashes
 from tests.demo_conversations import conversations
-from tests.kernels.samples import compressed
+from tests.gpu.cases import compressed
 from tests.rare import rarely
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from alignedserve.forms.device.int8_pages import Int8Pages
 from alignedserve.kernels.common.spans import Lie, Spans
 
 GPU = torch.device("cuda", 0)
@@ -51,3 +52,13 @@ def random_step(seed: int, dtype: torch.dtype) -> Step:
 
     query = made(kv_heads * group).unflatten(1, (-1, head_dim))
     return Step(spans, cache, query, made(kv_heads), made(kv_heads), chance.choice((None, None, 100)))
+
+
+def compressed(pages: Int8Pages, rows: torch.Tensor, payload: memoryview) -> bool:
+    """Compress the rows to a page; return whether that can be."""
+    scales = pages.new_scales()
+    for piece, levels, quantise in pages.packing(rows, payload, scales, most_bytes=1):
+        made = torch.empty(levels.shape, dtype=torch.uint8, device=scales.device)
+        quantise(piece.to(scales.device), made)
+        levels.copy_(made)
+    return pages.write_scales(scales, payload)

@@ -25,8 +25,7 @@ from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kernels.dispatch.paged_attention import LONG_CHUNK, Fastest, PagedKernels
 from alignedserve.kernels.dispatch.paged_libraries import PAGE
 from alignedserve.kernels.dispatch.probing import working_libraries
-from tests.gpu.cases import GPU, SOAK, random_step
-from tests.kernels.samples import compressed
+from tests.gpu.cases import GPU, SOAK, compressed, random_step
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OFF = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.003}  # absolute error of numbers of about 1

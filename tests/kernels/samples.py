@@ -10,7 +10,6 @@ from ctypes import c_int64
 import torch
 from hypothesis import strategies as st
 
-from alignedserve.forms.device.int8_pages import Int8Pages
 from alignedserve.kernels.native.kernels import Native
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
@@ -68,13 +67,3 @@ def scratch_of(kernels: Native, most_bytes: int) -> Iterator[None]:
         yield
     finally:
         limit(2**62)
-
-
-def compressed(pages: Int8Pages, rows: torch.Tensor, payload: memoryview) -> bool:
-    """Compress the rows to a page; return whether that can be."""
-    scales = pages.new_scales()
-    for piece, levels, quantise in pages.packing(rows, payload, scales, most_bytes=1):
-        made = torch.empty(levels.shape, dtype=torch.uint8, device=scales.device)
-        quantise(piece.to(scales.device), made)
-        levels.copy_(made)
-    return pages.write_scales(scales, payload)

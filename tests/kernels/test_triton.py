@@ -28,7 +28,8 @@ from alignedserve.kernels.triton.kernels import TritonKernels
 from alignedserve.kernels.triton.launch import interpreting
 from alignedserve.kernels.triton.schedule import LEAST_SPLIT, Tile, schedule
 from tests.conftest import SOAK
-from tests.kernels.samples import compressed, packed, rounding, strided, threads
+from tests.gpu.cases import compressed
+from tests.kernels.samples import packed, rounding, strided, threads
 from tests.kernels.test_attention import BOUNDS as OF_NATIVE
 from tests.kernels.test_attention import Case, Shape
 from tests.kernels.test_attention import check as check_attention
