@@ -25,8 +25,14 @@ from install import find_uv, pip_lists, pip_settings, uv_arguments
 ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ROOT / "deploy" / "locks"
 LEFT_OUT = re.compile(r"torch|triton|nvidia-.*|cuda-.*")
-# The extras of each lock. An image installs serve.txt too, so image.txt has only what its extras bring beside that.
-EXTRAS: dict[str, tuple[str, ...]] = {"dev.txt": ("dev",), "serve.txt": (), "image.txt": ("ray", "redis")}
+EXTRAS: dict[str, tuple[str, ...]] = {  # of each lock
+    "dev.txt": ("dev",),
+    "serve.txt": (),
+    "image.txt": ("ray", "redis"),
+    "image-cuda.txt": ("flash",),
+}
+# The locks that an image installs too: these have only what their extras bring beside them.
+BESIDE: dict[str, tuple[str, ...]] = {"image.txt": ("serve.txt",), "image-cuda.txt": ("serve.txt", "image.txt")}
 # Tools: what installs and builds the others, and what asks whether a locked version has a known vulnerability.
 TOOLS = {"build.txt": ("uv", "setuptools>=77"), "audit.txt": ("pip-audit",)}
 HEADER = "# By `python tools/lock.py`, with the hashes of every file of each version.\n"
@@ -40,10 +46,8 @@ def lock(name: str, uv: str, beside: Collection[str]) -> None:
     made = _compiled(uv, [*extras, "pyproject.toml"], [torch(), *_versions(beside)])
     asked = {_plain(wanted.name) for wanted in _wanted(EXTRAS[name])} - {"torch"}
     kept = [entry for entry in entries(made) if _is_kept(entry, asked)]
-    if name == "image.txt":
-        had = locked((LOCKS / "serve.txt").read_text(encoding="utf-8"))
-        kept = [entry for entry in kept if _plain(entry.partition("==")[0]) not in had]
-    _write(name, kept)
+    had = locked(_texts(BESIDE.get(name, ())))
+    _write(name, [entry for entry in kept if _plain(entry.partition("==")[0]) not in had])
 
 
 def lock_tools(name: str, uv: str, beside: Collection[str]) -> None:
@@ -81,8 +85,11 @@ def _compiled(uv: str, wanted: Sequence[str], bounds: Sequence[str]) -> str:
 
 def _versions(names: Collection[str]) -> list[str]:
     """Return each version that these locks have, with the Pythons and systems that it is for."""
-    found = [_LOCKED.findall((LOCKS / name).read_text(encoding="utf-8")) for name in names]
-    return [f"{package}=={version}{marker}" for each in found for package, version, marker in each]
+    return [f"{package}=={version}{marker}" for package, version, marker in _LOCKED.findall(_texts(names))]
+
+
+def _texts(names: Collection[str]) -> str:
+    return "".join((LOCKS / name).read_text(encoding="utf-8") for name in names)
 
 
 def _write(name: str, kept: Sequence[str]) -> None:
@@ -116,8 +123,7 @@ def locked(text: str) -> dict[str, list[str]]:
 
 def missing(name: str) -> Iterator[str]:
     """Yield what the project asks for, and this lock has not."""
-    also = ["serve.txt"] if name == "image.txt" else []
-    versions = locked("".join((LOCKS / each).read_text(encoding="utf-8") for each in (name, *also)))
+    versions = locked(_texts((name, *BESIDE.get(name, ()))))
     for wanted in _wanted(EXTRAS[name]):
         is_met = any(wanted.specifier.contains(version) for version in versions.get(_plain(wanted.name), ()))
         if not is_met and _plain(wanted.name) != "torch":
@@ -145,7 +151,8 @@ def main() -> int:
         return 1
     is_kept = "--keep" in sys.argv[1:]
     for name in EXTRAS:
-        lock(name, uv, {"dev.txt"} if is_kept or name != "dev.txt" else ())
+        had = {name} if is_kept and (LOCKS / name).exists() else set()
+        lock(name, uv, had if name == "dev.txt" else {"dev.txt", *had})
     for name in TOOLS:
         lock_tools(name, uv, ["serve.txt"] if name == "build.txt" else ())
     lock_cuda(uv)

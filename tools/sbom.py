@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-SERVED = ("serve.txt", "image.txt", "torch-cpu.txt", "torch-cuda.txt")
+SERVED = ("serve.txt", "image.txt", "image-cuda.txt", "torch-cpu.txt", "torch-cuda.txt")
 _ENTRY = re.compile(r"^([\w.-]+)==(\S+)(?: ; (.*?))? \\\n((?: .*\n)*)", re.M)
 
 

@@ -41,6 +41,7 @@ _DEMO_FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _TORCH_LIMIT_S = 300  # it may compile all kernels of a GPU
 _PAGE, _FLASH_3 = 256, "FlashAttention 3"  # tokens; as kernels/dispatch/paged_libraries.py has it: that imports torch
 _FOR_FLASH_3 = "for chunks of requests of 1,024 tokens, on GPUs of compute capability 9.0; ours attends otherwise"
+_OF_FLASH_3, _FLASH_EXTRA = "tokenspeed-fa3", "alignedserve[flash]"  # the package that the extra installs
 _MB = 1 << 20
 _BILLION = 10**9
 _AS = {
@@ -165,6 +166,7 @@ def findings() -> Iterator[Finding]:
     yield _package("transformers", "for models that have no module of ours", "alignedserve[transformers]")
     yield _package("triton", "the kernels for GPUs")
     yield _package("uvloop", "a faster event loop for the gateway")
+    yield _package(_OF_FLASH_3, f"{_FLASH_3}, {_FOR_FLASH_3}", _FLASH_EXTRA)
     yield _package("flash-attn", f"attention on GPUs, where blocks have a multiple of {_PAGE} tokens")
     yield _package("redis", "for --jobs-store redis://", "alignedserve[redis]")
     yield _package("ray", "for --ray")
@@ -346,7 +348,7 @@ def _paged(tried: FoundKernels, block_size: int | None) -> Finding:
         return Finding("GPU attention", Presence.ABSENT, what)
     if _FLASH_3 not in tried.paged and block_size % _PAGE:
         how = (
-            f"{_FLASH_3} ({_FOR_FLASH_3}) needs pip install 'alignedserve[flash]', and the others read blocks "
+            f"{_FLASH_3} ({_FOR_FLASH_3}) needs pip install '{_FLASH_EXTRA}', and the others read blocks "
             f"of a multiple of {_PAGE} tokens, where engine.block_size is {block_size}: ours is used alone"
         )
         return Finding("GPU attention", Presence.ABSENT, what, how)

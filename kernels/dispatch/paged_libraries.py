@@ -136,6 +136,12 @@ class PagedLibrary(Protocol):
     def page(self) -> int:
         """Return the number of tokens that a page has to be a multiple of."""
 
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """Return the one compute capability that it has kernels for, None where trying it tells.
+
+        Where a kernel does not start, FlashAttention ends the process: no trial would come back."""
+
     def why_not(self, decodes: bool) -> str | None:
         """Return why the library cannot attend for decodes or for chunks, or None where it can."""
 
@@ -149,6 +155,7 @@ class FlashAttn3:
     """FlashAttention 3, for GPUs of compute capability 9.0. It takes pages of any size."""
 
     name, page = "FlashAttention 3", 1
+    capability: tuple[int, int] | None = (9, 0)
 
     def __init__(self, module: Any) -> None:
         self._attend = module.flash_attn_with_kvcache
@@ -174,6 +181,7 @@ class FlashAttn3:
 
 class FlashAttn:
     page = PAGE
+    capability: tuple[int, int] | None = None
 
     def __init__(self, module: Any, version: str = "") -> None:
         """Take the package `flash_attn`, or a package with the same functions."""
@@ -211,6 +219,17 @@ def pages_of(cache: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     halves, block_size, kv_dim = cache.shape
     both = cache.view(halves // 2, 2, block_size, kv_dim // head_dim, head_dim)
     return both[:, 0], both[:, 1]
+
+
+def unable(library: PagedLibrary, device: torch.device) -> str | None:
+    """Return why the library must not even be tried on this GPU, or None where it may."""
+    if device.type != "cuda" or library.capability is None:
+        return None
+    has = torch.cuda.get_device_capability(device)
+    if has == library.capability:
+        return None
+    wanted, had = (".".join(map(str, each)) for each in (library.capability, has))
+    return f"it is for GPUs of compute capability {wanted}, this one has {had}"
 
 
 def misfit(library: PagedLibrary, dtype: torch.dtype, block_size: int) -> str | None:

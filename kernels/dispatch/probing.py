@@ -26,7 +26,7 @@ from alignedserve.kernels.common.quantised import quantised
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, LongChunks, Spans, StaticSpans, StepSize
-from alignedserve.kernels.dispatch.paged_libraries import PagedLibrary, find, misfit, pages_of, requests_of
+from alignedserve.kernels.dispatch.paged_libraries import PagedLibrary, find, misfit, pages_of, requests_of, unable
 
 _OFF = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}  # far above rounding errors, far below a fault
 _SIZE, _BLOCK_SIZE = 32, 16
@@ -44,7 +44,7 @@ def working_libraries(
     (libraries, lacking), reference, why_not = found or find(), Reference(), list[str]()
     working: list[PagedLibrary] = []
     for library in libraries:
-        if (why := misfit(library, dtype, block_size)) is not None:
+        if (why := unable(library, device) or misfit(library, dtype, block_size)) is not None:
             why_not.append(f"{library.name} is not used: {why}")
             continue
         if (fault := _fault_of_library(library, reference, device, dtype, block_size)) is not None:

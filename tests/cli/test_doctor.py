@@ -88,9 +88,8 @@ def test_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
     states = {finding["name"]: finding["state"] for finding in read["findings"]}
     assert states["torch"] == "found"
     assert states["gpu"] == "absent"
-    assert {"python", "cores", "memory", "/dev/shm", "ray", "triton", "flash-attn", "redis", "demo model"} <= set(
-        states
-    )
+    assert {"python", "cores", "memory", "/dev/shm", "ray", "triton", "redis", "demo model"} <= set(states)
+    assert {"flash-attn", "tokenspeed-fa3"} <= set(states)
 
 
 @pytest.mark.parametrize(
@@ -101,12 +100,14 @@ def test_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
         ("ray", Presence.ABSENT),
         ("triton", Presence.ABSENT),
         ("uvloop", Presence.ABSENT),
+        ("tokenspeed-fa3", Presence.ABSENT),
     ],
 )
 def test_only_what_serving_needs_is_missing(monkeypatch: pytest.MonkeyPatch, package: str, state: Presence) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == package else "1.0")
     assert _found(package).state is state
-    assert f"pip install {package}" in _found(package).how
+    what = "'alignedserve[flash]'" if package == "tokenspeed-fa3" else package
+    assert f"pip install {what}" in _found(package).how
     assert doctor.run() == (1 if state is Presence.MISSING else 0)
 
 

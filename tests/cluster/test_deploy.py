@@ -182,6 +182,13 @@ def test_images_are_made_of_what_is_there() -> None:
     known = {"ARG", "FROM", "RUN", "WORKDIR", "COPY", "ENV", "EXPOSE", "ENTRYPOINT", "CMD", "USER"}
     assert {line.split()[0] for line in lines if line and not line.startswith("#")} <= known
     assert {*re.findall(r"-r /locks/(\S+)|-r deploy/locks/(\S+)", "\n".join(lines))} == {
-        *((name, "") for name in ("torch-cpu.txt", "torch-cuda.txt", "serve.txt", "image.txt")),
+        *((name, "") for name in ("torch-cpu.txt", "torch-cuda.txt", "serve.txt", "image.txt", "image-cuda.txt")),
         ("", "build.txt"),
     }
+
+
+def test_the_image_for_gpus_alone_has_flash_attention_3() -> None:
+    _, cpu, cuda = re.split(r"^FROM base AS \w+$", (DEPLOY / "docker" / "Dockerfile").read_text(), flags=re.MULTILINE)
+    assert "-r /locks/image-cuda.txt" in cuda
+    assert "image-cuda.txt" not in cpu
+    assert "tokenspeed-fa3==" in (DEPLOY / "locks" / "image-cuda.txt").read_text()

@@ -24,7 +24,7 @@ from alignedserve.kernels.common.placing import StepMemory
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, LongChunks, Spans, StaticSpans, StepSize
-from alignedserve.kernels.dispatch import paged_libraries
+from alignedserve.kernels.dispatch import paged_libraries, probing
 from alignedserve.kernels.dispatch.paged_attention import LONG_CHUNK, Fastest, PagedKernels
 from alignedserve.kernels.dispatch.paged_libraries import (
     PAGE,
@@ -452,6 +452,22 @@ def test_at_the_start_it_is_said_which_are_used_and_why_not() -> None:
     assert told(torch.bfloat16, 16, FlashAttn3(WrongByBounds()))[0] == [], "it would be wrong in captured steps"
     assert told(torch.float32, 256, flash)[1][0] == "flash-attn 2.8 is not used: numbers are float32, it wants 16 bits"
     assert told(torch.bfloat16, None, flash) == ([], [])
+
+
+@pytest.mark.parametrize(("capability", "is_tried"), [((8, 0), False), ((9, 0), True), ((10, 0), False)])
+def test_flash_attention_3_is_not_even_tried_on_other_gpus(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], is_tried: bool
+) -> None:
+    """Its package has kernels for 9.0 alone, and ends the process where one does not start."""
+    tried = list[str]()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(probing, "_fault_of_library", lambda library, *_: tried.append(library.name))
+    libraries = [FlashAttn3(FakeFlashAttn3()), FlashAttn(FakeFlashAttn())]
+    working, why_not = working_libraries(torch.device("cuda"), torch.bfloat16, PAGE, (libraries, []))
+    assert [library.name for library in working] == tried == ["FlashAttention 3"] * is_tried + ["flash-attn"]
+    had = ".".join(map(str, capability))
+    why = f"FlashAttention 3 is not used: it is for GPUs of compute capability 9.0, this one has {had}"
+    assert (why in why_not) is not is_tried
 
 
 def test_what_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
