@@ -18,6 +18,8 @@ from torch.distributed import ProcessGroupGloo
 
 from alignedserve.engine.device import groups
 from alignedserve.errors import PlanError
+from alignedserve.kernels.common.placing import on_device
+from alignedserve.kernels.common.spans import slots_of
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.events import KvReceived, KvSent
 from alignedserve.transport import frames, payload
@@ -179,6 +181,44 @@ def test_a_pair_has_one_communicator_for_both_directions(
     assert arrives(to, source, 1), "the other way"
     assert arrives(source, to, 2)
     assert len(OverGloo.made) == 2, "one at each end"
+
+
+def test_numbers_of_blocks_are_uploaded_once_a_transfer(
+    node_of: MakeNode,
+    communicating: Callable[..., Node],
+    shared: Path | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its chunks take parts of them: two uploads by the receiver that maps the source's blocks, one at either end
+    where chunks go over a communicator. A CPU has nothing to upload, and asks all the same."""
+    uploaded, used = list[torch.Tensor](), list[torch.Tensor]()
+
+    def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        uploaded.append(on_device(tensor, device))
+        return uploaded[-1]
+
+    def seen(touch: Callable[..., Any]) -> Callable[..., Any]:
+        def touching(*args: Any, **kwargs: Any) -> Any:
+            used.extend(each for each in args if isinstance(each, torch.Tensor) and each.dtype is torch.long)
+            return touch(*args, **kwargs)
+
+        return touching
+
+    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(payload, "on_device", upload)
+    for name in ("gather", "scatter", "copy"):
+        monkeypatch.setattr(DeviceBlocks, name, seen(getattr(DeviceBlocks, name)))
+    make = communicating if shared is None else node_of
+    source, to = make("prefill-0", verify=False), make("decode-0", verify=False)
+    meet(source, to)
+    assert arrives(source, to, 1)
+    ends = [torch.tensor(blocks) for blocks in (HERE, THERE)]
+    if shared is None:
+        ends = [slots_of(blocks, BLOCK_SIZE)[: len(TOKENS)] for blocks in ends]
+    assert sorted(each.tolist() for each in uploaded) == sorted(each.tolist() for each in ends)
+    assert len(used) == 2 * (len(TOKENS) if shared is None else len(HERE)), "several chunks"
+    of_uploads = {each.untyped_storage().data_ptr() for each in uploaded}
+    assert {each.untyped_storage().data_ptr() for each in used} == of_uploads
 
 
 @pytest.mark.parametrize("shared", ["collective"], indirect=True)
