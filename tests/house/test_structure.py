@@ -69,6 +69,17 @@ def test_workers_and_the_pool_never_import_the_router() -> None:
     assert wrong == []
 
 
+# The most files that a core loads: all that one reads to know what it decides.
+MOST_LOADED = {"alignedserve.router.state": 30, "alignedserve.decode_worker.state": 60}
+
+
+def test_cores_load_few_files() -> None:
+    house = House(HERE)
+    loaded = {core: house.closure(core) for core in MOST_LOADED}
+    assert all(core in files for core, files in loaded.items()), "a core has another name"
+    assert [f"{core} loads {len(files)}" for core, files in loaded.items() if len(files) > MOST_LOADED[core]] == []
+
+
 def test_the_page_of_folders_is_made_of_the_sources() -> None:
     """The remedy is `python tools/draw_folders.py`."""
     assert PAGE.read_text(encoding="utf-8") == page()
