@@ -1,4 +1,5 @@
-"""The command line. A command imports what it needs when it runs, so that --help answers at once."""
+"""The command line. A command is imported when it is the one to run, and imports what it needs when it runs, so that
+--help answers at once."""
 
 from __future__ import annotations
 
@@ -6,30 +7,14 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NoReturn, cast
 
 from alignedserve import LAB, NO_LAB
-from alignedserve.cli.clients import (
-    add_batch,
-    add_bench,
-    add_chat,
-    add_explain,
-    add_reload,
-    add_restart,
-    add_scale,
-    add_status,
-    add_stop,
-    add_store,
-)
-from alignedserve.cli.serving import add_doctor, add_key, add_presets, add_profile, add_serve
 from alignedserve.cli.terminal.interrupt import INTERRUPTED
-from alignedserve.config.config import every_setting
-from alignedserve.config.setting import Reach
-from alignedserve.config.sources import hint
 from alignedserve.errors import AlignedServeError, ConfigError
 
 _PIPE_CLOSED = 141  # the status that shells report where the reader of the output has gone
@@ -63,14 +48,14 @@ def _say_no_more() -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _parser()
     words = list(sys.argv[1:] if argv is None else argv)
-    # pyrefly: ignore[missing-attribute]
-    names = [name for action in parser._subparsers._group_actions for name in action.choices]
+    names = [*_COMMANDS, *_LAB]
     if words and not words[0].startswith("-") and words[0] not in names:
+        from alignedserve.config.sources import hint
+
         meant = hint(words[0], names) or f": there are {', '.join(names)}"
         raise ConfigError(f"{words[0]!r:.40} is no command{meant} (see alignedserve --help)")
-    args, unknown = parser.parse_known_args(words)
+    args, unknown = _parser(next((word for word in words if not word.startswith("-")), None)).parse_known_args(words)
     if unknown:
         wrong = unknown[0].partition("=")[0]
         flags = [flag for flag in args.parser._option_string_actions if flag.startswith("--")]
@@ -80,6 +65,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _meant(wrong: str, flags: Sequence[str]) -> str:
     """Return a question for the flag that was probably meant, or how to say a setting that has no flag."""
+    from alignedserve.config.config import every_setting
+    from alignedserve.config.setting import Reach
+    from alignedserve.config.sources import hint
+
     for path, setting in every_setting().items():
         if setting.reach is Reach.EXPERIMENT and setting.flag in (wrong, wrong.replace("--no-", "--")):
             return f": choose a preset, or say --set {path}=VALUE"
@@ -110,43 +99,49 @@ class _Version(argparse.Action):
         raise SystemExit(0)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(chosen: str | None) -> argparse.ArgumentParser:
+    """Return the parser of all commands, with the flags of the chosen one alone: they take longer than all else."""
     parser = _Parser(prog="alignedserve", description="Serves large language models: real-time chat and batch jobs.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(metavar="command", required=True)
-    for name, (add, purpose) in _COMMANDS.items():
-        _add(commands, name, add, purpose)
-    _add_lab(commands)
+    for name, (module, purpose) in _COMMANDS.items():
+        if name == chosen:
+            _add(commands, name, f"alignedserve.cli.{module}", purpose)
+        else:
+            commands.add_parser(name, help=purpose)
+    _add_lab(commands, chosen)
     return parser
 
 
-def _add(commands: Any, name: str, add: Callable[[argparse.ArgumentParser], None], purpose: str) -> None:
+def _add(commands: Any, name: str, module: str, purpose: str) -> None:
     """Add a command. The docstring of the function that adds its flags describes it, unless that sets another text."""
+    add = getattr(import_module(module), f"add_{name}")
     parser = commands.add_parser(name, help=purpose, description=add.__doc__)
     add(parser)
     parser.set_defaults(parser=parser)
 
 
+# The module with a command's flags, and what the command is for.
 _COMMANDS = {
-    "serve": (add_serve, "serve a model over an OpenAI-compatible HTTP API"),
-    "chat": (add_chat, "chat with a served model in the terminal"),
-    "status": (add_status, "show the parts of a deployment and its open requests"),
-    "explain": (add_explain, "tell what happened to a request, and why"),
-    "scale": (add_scale, "change how many workers a deployment has, while it serves"),
-    "reload": (add_reload, "take new keys, certificates and settings, while it serves"),
-    "restart": (add_restart, "replace all processes one by one, while it serves"),
-    "stop": (add_stop, "stop what is served on this machine"),
-    "batch": (add_batch, "submit batch jobs, follow them, download their results"),
-    "bench": (add_bench, "put a load on any OpenAI-compatible server, and measure it"),
-    "store": (add_store, "check or export the store of files and batch jobs"),
-    "key": (add_key, "make an API key, and add its hash to a keys file"),
-    "doctor": (add_doctor, "show what this machine has for serving and what it lacks"),
-    "profile": (add_profile, "measure what a model's steps take on this machine"),
-    "presets": (add_presets, "list the presets, and the settings of each"),
+    "serve": ("serving", "serve a model over an OpenAI-compatible HTTP API"),
+    "chat": ("clients", "chat with a served model in the terminal"),
+    "status": ("clients", "show the parts of a deployment and its open requests"),
+    "explain": ("clients", "tell what happened to a request, and why"),
+    "scale": ("clients", "change how many workers a deployment has, while it serves"),
+    "reload": ("clients", "take new keys, certificates and settings, while it serves"),
+    "restart": ("clients", "replace all processes one by one, while it serves"),
+    "stop": ("clients", "stop what is served on this machine"),
+    "batch": ("clients", "submit batch jobs, follow them, download their results"),
+    "bench": ("clients", "put a load on any OpenAI-compatible server, and measure it"),
+    "store": ("clients", "check or export the store of files and batch jobs"),
+    "key": ("serving", "make an API key, and add its hash to a keys file"),
+    "doctor": ("serving", "show what this machine has for serving and what it lacks"),
+    "profile": ("serving", "measure what a model's steps take on this machine"),
+    "presets": ("serving", "list the presets, and the settings of each"),
 }
 
 
-# The lab's commands (lab/cli): the module with a command's flags, and what the command is for.
+# Likewise the lab's commands (lab/cli).
 _LAB = {
     "simulate": ("simulating", "run a workload through a deployment in virtual time"),
     "plan": ("simulating", "find the cheapest deployment that keeps its promises, by simulations"),
@@ -155,17 +150,18 @@ _LAB = {
 }
 
 
-def _add_lab(commands: Any) -> None:
+def _add_lab(commands: Any, chosen: str | None) -> None:
     """Add the lab's commands by name: the product imports nothing of the lab, and runs without it."""
     is_missing = find_spec(LAB) is None
     for name, (module, purpose) in _LAB.items():
-        if is_missing:  # a command that takes any words, and says what to install
+        if name != chosen:
+            commands.add_parser(name, help=purpose)
+        elif is_missing:  # a command that takes any words, and says what to install
             parser = commands.add_parser(name, help=purpose, add_help=False, prefix_chars="\0")
             parser.add_argument("words", nargs="*")
             parser.set_defaults(run=partial(_say_what_to_install, name), parser=parser)
         else:
-            add = getattr(import_module(f"{LAB}.cli.{module}"), f"add_{name}")
-            _add(commands, name, add, purpose)
+            _add(commands, name, f"{LAB}.cli.{module}", purpose)
 
 
 def _say_what_to_install(name: str, _: argparse.Namespace) -> NoReturn:
