@@ -193,7 +193,7 @@ def test_two_ranks_say_what_a_single_rank_says(
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("gqa-untied", "reference"), ("opt", "reference"), ("qwen2", "triton"), ("gqa-untied", "c++")],
+    [("gqa-untied", "reference"), ("opt", "reference"), rarely(("qwen2", "triton")), ("gqa-untied", "c++")],
 )
 def test_captured_steps_with_and_without_adapters_say_what_peft_says(
     name: str,

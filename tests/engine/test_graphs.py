@@ -41,7 +41,7 @@ from alignedserve.kernels.dispatch.paged_libraries import requests_of
 from tests.conftest import examples
 from tests.engine.driver import GREEDY, PLENTY, Drawing, Driver, Live, Replays, prompt_of, spoil
 from tests.models import MODELS
-from tests.rare import rarely
+from tests.rare import rare, rarely
 from tests.reference import Tally, compare
 
 FolderOf = Callable[[str], Path]
@@ -122,7 +122,7 @@ def test_requests_that_come_and_go_say_what_transformers_says(
     [
         ("gqa-untied", Reference),
         ("opt", Reference),
-        ("qwen2", triton),
+        rarely(("qwen2", triton)),
         rarely(("youtu", triton)),
         rarely(("gemma2", triton)),
         ("gqa-untied", lambda: None),
@@ -643,6 +643,7 @@ def test_steps_with_adapters_have_such_graphs_too() -> None:
     assert long == [(rows, adapted) for adapted in (False, True) for rows in (16, 32, 64)]
 
 
+@rare
 @pytest.mark.usefixtures("small_sizes")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_steps_whose_chunks_another_library_attends_for_say_what_transformers_says(

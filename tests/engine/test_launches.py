@@ -225,25 +225,25 @@ def with_experts_alone(folder: Path, **changes: Any) -> Path:
     [
         # norm, query + K + V, attention with rotation and writing, output; norm, gate + up, activation, down
         pytest.param(models.gqa, 8, 1, 0, {}, id="dense"),
-        pytest.param(models.gqa, 10, 1, 4, {}, id="with a prompt"),  # rotation and write; attention twice
+        pytest.param(models.gqa, 10, 1, 4, {}, id="with a prompt", marks=rare),  # rotation and write; attention twice
         # one of them by a library, which writes among the rows of ours
-        pytest.param(models.gqa, 10, 1, 6, {"library": True}, id="with a prompt by a library"),
+        pytest.param(models.gqa, 10, 1, 6, {"library": True}, id="with a prompt by a library", marks=rare),
         # norm and query + K + V, attention, output; norm, gate + up and activation, down
         pytest.param(models.gqa, 5, 1, 0, {"own_products": True}, id="one row by our products"),
-        pytest.param(models.gqa, 7, 2, 0, {"own_products": True}, id="norms apart"),
+        pytest.param(models.gqa, 7, 2, 0, {"own_products": True}, id="norms apart", marks=rare),
         # beside the eight of a dense layer two for each of its four products
-        pytest.param(models.gqa, 16, 2, 0, {"own_products": True, "adapted": True}, id="adapters"),
+        pytest.param(models.gqa, 16, 2, 0, {"own_products": True, "adapted": True}, id="adapters", marks=rare),
         # four of norms, additions and norms before both halves become two
         pytest.param(models.glm4, 8, 2, 0, {}, id="norms behind both halves", marks=rare),
         # for each half a sum, and one kernel that adds it and norms
-        pytest.param(models.gqa, 10, 2, 0, {"has_ranks": True}, id="ranks"),
+        pytest.param(models.gqa, 10, 2, 0, {"has_ranks": True}, id="ranks", marks=rare),
         pytest.param(models.gqa, 9, 1, 0, {"has_ranks": True, "own_products": True}, id="ranks by our products"),
         pytest.param(models.gqa, 18, 2, 0, {"has_ranks": True, "adapted": True}, id="ranks, adapters", marks=rare),
         # norm, query + K + V, attention, output
         # norm, router's rows to fp32, router, choice, up, down, sum
         pytest.param(models.mixtral, 11, 2, 0, {}, id="experts", marks=rare),
         pytest.param(models.mixtral, 13, 2, 4, {}, id="experts with a prompt", marks=rare),
-        pytest.param(models.mixtral, 10, 1, 0, {"own_products": True}, id="experts, one row"),
+        pytest.param(models.mixtral, 10, 1, 0, {"own_products": True}, id="experts, one row", marks=rare),
         # beside them gate + up, activation, down, and the gate of what they make: its product, sigmoid, and factor
         pytest.param(with_experts_alone, 17, 2, 0, {}, id="experts beside a gated one", marks=rare),
         pytest.param(models.mixtral, 13, 2, 0, {"has_ranks": True}, id="ranks, experts", marks=rare),

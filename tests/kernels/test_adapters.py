@@ -21,6 +21,7 @@ from alignedserve.kernels.native.kernels import Native
 from tests.conftest import SOAK
 from tests.kernels.every import kernels_of, native_sets
 from tests.kernels.samples import threads
+from tests.rare import rarely
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SEEDS = range(300 if SOAK else 6)
@@ -35,7 +36,8 @@ def _triton() -> list[Kernels]:
     return [TritonKernels()] if interpreting() else []  # elsewhere tests/gpu tries them
 
 
-ALL = [*(kernels_of(name) for name in ("reference", *native_sets())), *_triton()]
+ON_CPUS = [kernels_of(name) for name in ("reference", *native_sets())]
+ALL = [*ON_CPUS, *_triton()]
 
 
 @pytest.fixture(autouse=True, params=[1, 3])
@@ -102,7 +104,7 @@ def check(kernels: Kernels, case: Case, step: StepAdapters) -> None:
     assert off <= {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[case.dtype], off
 
 
-@pytest.mark.parametrize("kernels", ALL, ids=lambda kernels: kernels.name)
+@pytest.mark.parametrize("kernels", [*ON_CPUS, *map(rarely, _triton())], ids=lambda kernels: kernels.name)
 def test_steps_of_fixed_memory_have_the_adapters_of_the_step_that_was_placed_last(kernels: Kernels) -> None:
     """The first run, which is captured, has none; then come steps of any adapters of any rank, and again of none."""
     static = StaticAdapters(40)

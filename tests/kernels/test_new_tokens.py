@@ -29,6 +29,7 @@ from tests.conftest import examples
 from tests.kernels.samples import DTYPES
 from tests.kernels.test_attention import Case, Shape, made
 from tests.kernels.test_paged_libraries import FakeFlashAttn
+from tests.rare import rare
 
 KERNELS, CPU = TritonKernels(), torch.device("cpu")
 pytestmark = [
@@ -132,6 +133,7 @@ def test_what_is_longest_and_widest_is_cut_and_turned_as_by_two_kernels() -> Non
     ).check()
 
 
+@rare
 @settings(deadline=None, max_examples=examples(10))
 @given(steps=st.lists(st.lists(lengths, min_size=3, max_size=3), min_size=2, max_size=3), shape=shapes)
 def test_a_captured_step_writes_and_attends_to_the_requests_of_each_replay(

@@ -306,7 +306,7 @@ def captured_lies(seed: int, block_size: int) -> list[Lie]:
 
 @given(first=st.integers(0, 1 << 30), window=st.sampled_from((None, 7)))
 @settings(deadline=None, max_examples=examples(4))
-@pytest.mark.parametrize("block_size", [16, PAGE])
+@pytest.mark.parametrize("block_size", [16, rarely(PAGE)])
 def test_in_captured_steps_they_attend_for_the_chunks_of_any_mix(
     block_size: int, first: int, window: int | None
 ) -> None:

@@ -19,6 +19,7 @@ from alignedserve.kernels.triton.kernels import TritonKernels
 from alignedserve.kernels.triton.launch import interpreting
 from tests.kernels.samples import packed
 from tests.kernels.test_decoder import BLOCK_SIZE, call_by_call, layers_of
+from tests.rare import rarely
 
 KERNELS = TritonKernels()
 OFF = {torch.float32: 1e-5, torch.float16: 2.0**-8}  # of the largest number: four of its last digits
@@ -147,7 +148,7 @@ def test_attention_of_decodes_is_one_kernel_where_that_is_faster() -> None:
 
 
 @pytest.mark.parametrize("kind", ["opt", "llama", "gemma"])
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", [rarely(1), 3])
 def test_products_of_few_rows_are_used_where_they_are_faster(kind: str, rows: int) -> None:
     generator, dtype = torch.Generator().manual_seed(7), torch.float16
     llama, _, gemma = KINDS[kind]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache, partial
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,21 +41,20 @@ def figure_of_each(figure: Callable[[RunRecord], R], trials: Iterable[Simulation
 
 
 def of_each(function: Callable[[T], R], values: Iterable[T]) -> list[R]:
-    """Return the function of each value, from a process for each core, which finds the function by its name."""
-    return list(_processes().map(function, values))
+    """Return the function of each value, from a process for each core, which finds the function by its name.
+
+    The processes end with the call: who has some left waits for them at his own end. Those of lab/processes.py do not
+    know what is defined in the program that is run, as figures are here."""
+    values = [*values]
+    if len(values) < 2:
+        return [*map(function, values)]
+    os.environ |= ONE_THREAD  # of numpy: a second one would only take a core from another process
+    with ProcessPoolExecutor(min(len(values), max(1, round(usable_cores()))), get_context("spawn")) as processes:
+        return list(processes.map(function, values))
 
 
 def _figure_of(figure: Callable[[RunRecord], R], trial: SimulationTrial) -> R:
     return figure(record_of(trial))
-
-
-@cache
-def _processes() -> ProcessPoolExecutor:
-    """Return processes whose numpy has one thread: a second one would only take a core from another process.
-
-    Those of lab/processes.py do not know what is defined in the program that is run, as figures are here."""
-    os.environ |= ONE_THREAD
-    return ProcessPoolExecutor(max(1, round(usable_cores())), get_context("spawn"))
 
 
 def save_load(path: Path, first_s: float, *streams: dict[str, Any]) -> str:
