@@ -55,8 +55,9 @@ class StepMemory:
     """
 
     def __init__(self, entries: int, rows: int, device: torch.device, table: int = 0) -> None:
-        """Make room for so many blocks, and for the sections of steps of up to `rows` rows, among them a `table` of so
-        many blocks."""
+        """Make room for `entries` blocks and for the sections of steps of up to `rows` rows.
+
+        One of the sections may be a table of `table` blocks."""
         self.device, self.begin = device, _SECTIONS + rows * _OF_ROW + _aligned(4 * table)
         self.host = torch.zeros(self.begin + 4 * entries, dtype=torch.uint8)
         self.there = torch.zeros(len(self.host), dtype=torch.uint8, device=device)

@@ -183,13 +183,13 @@ OF_LIBRARY = "requests"  # what is kept for another library that attends in capt
 
 
 class LongChunks(NamedTuple):
-    """Which chunks another library attends for in captured steps."""
+    """The chunks that another library may attend for in captured steps."""
 
     least: int  # tokens of the longest of their requests
     pages: int  # most blocks of a request
 
     def suit(self, chunks: Sequence[Lie], rows: int) -> bool:
-        """Return whether these chunks are for the library, in a step of so many rows.
+        """Return whether the library may attend for these chunks, in a step of `rows` rows.
 
         It shares its work out as if all rows were of chunks, and reads blocks that are filled from the left."""
         is_long = max((lie.tokens for lie in chunks), default=0) >= self.least

@@ -32,7 +32,7 @@ class SumThenNorm:
 
 
 class Residual:
-    """The residual x of a step, to which the last part may still be added."""
+    """The residual x of a step, and the last part if it is not added yet."""
 
     def __init__(self, x: Tensor, kernels: Reference, sums: Sums) -> None:
         self.x, self._kernels, self._sums = x, kernels, sums

@@ -27,9 +27,8 @@ from alignedserve.kernels.triton.kernels import TritonKernels
 log = logging.getLogger("alignedserve.kernels")
 
 _TURNS = 3
-# The one rule of which chunks may be another library's: one of their requests has this many tokens, in captured steps
-# as in others. Shorter ones take a GPU as long by either, and where the step is not captured it is as long as the host
-# takes to launch its kernels, which takes longer for a call of another library.
+# Another library may attend for chunks if one of their requests has at least this many tokens, in captured steps and in
+# others. For shorter requests both take the GPU equally long, and the host takes longer to call the library.
 LONG_CHUNK = 1_024
 _OURS = "Triton"
 

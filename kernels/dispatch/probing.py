@@ -241,7 +241,7 @@ def _few_rows(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
 
 
 def _added_and_normed(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
-    """Return rows to which parts are added, and their norms: of either kind, and with a norm of the parts."""
+    """Add parts to rows and norm them, by both kinds of norm and once with a norm of the parts; return both."""
     out = list[Tensor]()
     for centred, is_normed in ((False, False), (False, True), (True, False)):
         norm, after = (Norm(made(_SIZE), made(_SIZE) if centred else None, 1e-5, centred) for _ in range(2))

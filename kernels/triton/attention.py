@@ -372,8 +372,9 @@ class TritonAttention:
     def attend_new(
         self, cache: Tensor, spans: Spans, qkv: Tensor, heads: Heads, angles: Angles | None, scoring: Scoring
     ) -> Tensor | None:
-        """Return None for steps with prompts, since a chunk reads K and V that other programs would still write, and
-        for so many queries a head of K that the numbers of a thread might not fit its registers."""
+        """Return None for steps with prompts, since a chunk reads K and V that other programs would still write.
+
+        Return None, too, where a head of K has more queries than a thread's registers may hold."""
         group = heads.queries // heads.kv
         rows = _rows_of_decodes(group)
         if not spans.only_decodes or rows * power_of_2(heads.head_dim) > _MOST_TURNED:

@@ -24,8 +24,8 @@ from alignedserve.kernels.triton.launch import benchmark, benchmark_in_a_graph
 log = logging.getLogger("alignedserve.kernels")
 
 MEASURED_ROWS = (1, 2, 4, MOST_ROWS)
-# Decodes whose attention is measured, each with so many tokens. Most come first: where the kernel must still be tuned,
-# it is tuned for these.
+# How many decodes attention is measured with, and how many tokens each has. The largest number comes first: a kernel
+# that is not tuned yet is tuned for it.
 MEASURED_DECODES, _DECODED = (128, 16, 1), 1000
 _HALVES = (torch.bfloat16, torch.float16)
 Milliseconds = Callable[[Callable[[], object]], float]

@@ -58,7 +58,8 @@ def always(value: object) -> Callable[[Function], Function]:
     return lambda _real: lambda *_args: value
 
 
-# Whose attribute the rule's function is, its name, and what makes from it the function that says nothing.
+# A rule is a function of an object: the object, the function's name, and what replaces the function by one that does
+# nothing.
 SchedulingRule: TypeAlias = tuple[Any, str, Callable[[Function], Function]]
 
 

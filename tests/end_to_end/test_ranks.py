@@ -51,7 +51,7 @@ def test_a_worker_with_a_killed_rank_comes_back_and_no_token_is_lost(ranked: Dep
 
 @rare
 def test_a_rank_that_stands_still_ends_with_one_that_is_killed(ranked: Deployment) -> None:
-    """As one does that waits for a kernel, which waits for the other rank."""
+    """A rank whose kernel waits for a lost rank stands still like this one."""
     check_a_killed_rank(ranked, "decode-0-rank-1", still="decode-0")
     check_a_killed_rank(ranked, "decode-0", still="decode-0-rank-1")
 

@@ -521,7 +521,7 @@ LONG = LongChunks(30, 50)
 
 
 class ByLibrary:
-    """Stands for graphs some of which another library attends in: `sizes` has those that ran."""
+    """Makes graphs; in some of them another library attends. `sizes` has the sizes of the steps that ran."""
 
     def __init__(self, takes: float = 1.0, error: Exception | None = None, attends: bool = True) -> None:
         self.sizes, self.positions = list[StepSize](), list[int]()

@@ -82,7 +82,7 @@ def summing(
 
 def hesitate(draws: random.Random) -> None:
     """Let this process stand still, now and then, between its wait for the others and its first reading of their rows,
-    and before it says that its own are there."""
+    and before it says that its own are there. Nothing waits for the sleeps: they only change which rank is ahead."""
     from triton.runtime.interpreter import interpreter_builder
 
     atomic, load, says = interpreter_builder.create_atomic_rmw, interpreter_builder.create_masked_load, [0]
