@@ -136,6 +136,7 @@ class Slo:
     tbt_s: float = 0.1875  # the reading speed
     jct_s: float = 86_400.0
     strict: bool = False  # whether to refuse a request if the prompt alone takes longer than ttft
+    is_asked: bool = True  # by the client or the operator; a request that asked for nothing waits in line instead
 
     @property
     def stall_s(self) -> float:

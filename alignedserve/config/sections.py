@@ -253,9 +253,17 @@ class WireConfig:
 class SloConfig:
     """The promises to requests that name none."""
 
-    ttft_ms: float = common(1000.0, "time to a chat's first token, in ms", above=0, reloads=True)
-    tbt_ms: float = common(
-        187.5, "time between two tokens of a chat, in ms; the default is reading speed", above=0, reloads=True
+    ttft_ms: float | None = common(
+        None,
+        "time to a chat's first token, in ms; by default 1000 or what this machine can keep, and chats wait in line",
+        above=0,
+        reloads=True,
+    )
+    tbt_ms: float | None = common(
+        None,
+        "time between two tokens of a chat, in ms; by default 187.5 (reading speed) or what this machine can keep",
+        above=0,
+        reloads=True,
     )
     flex_jct_s: float = setting(600.0, "completion window of service_tier flex, in seconds", above=0, reloads=True)
 

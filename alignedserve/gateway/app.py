@@ -247,8 +247,8 @@ class _Routes:
     def head(self) -> GatewayHead:
         """Return what this gateway says of itself: its state, its models and its promise."""
         state = "draining" if self._app.state.draining else "ready" if self._client.ready else "not ready"
-        slo = self._settings.slo
-        return state, self._settings.served_model_names, Slo(slo.ttft_ms / 1e3, slo.tbt_ms / 1e3)
+        usual = self._settings.usual
+        return state, self._settings.served_model_names, Slo(usual.ttft_ms / 1e3, usual.tbt_ms / 1e3)
 
     async def metrics(self, _: HttpRequest) -> Response:
         scrapes: Scrapes = self._app.state.scrapes

@@ -74,7 +74,7 @@ class VectorRoutes:
         starter.check_ready()
         async with starter.read(http, kind) as body:
             adapter = starter.check_model(body.model)
-            promise = make_promise(body, http.headers, starter.settings.slo, tab_of(http).caller.limits)
+            promise = make_promise(body, http.headers, starter.settings.usual, tab_of(http).caller.limits)
             record = record_of(http)
             origin = Origin(record.id, starter.client.name, record.began_at, tab_of(http).caller, adapter)
             work = partial(make, body, promise, origin, starter.text, starter.settings.max_model_len)

@@ -9,7 +9,9 @@ from alignedserve.config.choices import MetricsPrefix
 from alignedserve.config.config import Config
 from alignedserve.config.prices import Prices
 from alignedserve.config.sections import SloConfig
+from alignedserve.core import Slo
 from alignedserve.gateway.access.keys import MOST_OPEN, KeyRing
+from alignedserve.gateway.openai.promises import UsualPromise
 
 
 @dataclass
@@ -27,9 +29,21 @@ class GatewaySettings:
     stalled_client_s: float = 60.0  # an answer is given up if the client reads nothing for this time
     metrics_prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE
     slo: SloConfig = field(default_factory=SloConfig)
+    machine: Slo = field(default_factory=Slo)  # what the machine can promise chats that ask for nothing
     prices: Prices = field(default_factory=Prices)
     at_once: int = MOST_OPEN // 2  # requests of a body that run at once: the others of a worker's seats are for others
     scale: Mapping[str, str] = field(default_factory=dict)  # role -> how many workers there may be, by load
+
+    @property
+    def usual(self) -> UsualPromise:
+        """Return what requests are promised that ask for nothing: what the operator says, else what the machine can."""
+        slo, machine = self.slo, self.machine
+        return UsualPromise(
+            ttft_ms=1e3 * machine.ttft_s if slo.ttft_ms is None else slo.ttft_ms,
+            tbt_ms=1e3 * machine.tbt_s if slo.tbt_ms is None else slo.tbt_ms,
+            flex_jct_s=slo.flex_jct_s,
+            is_asked=slo.ttft_ms is not None or slo.tbt_ms is not None,
+        )
 
     def reload(self, config: Config) -> None:
         self.slo, self.body_limit_bytes = config.slo, body_limit_bytes(config)

@@ -108,7 +108,7 @@ class Starter:
         """Return the requests of a body and their promise; raise if the body cannot be served."""
         adapter = self.check_model(body.model)
         record, tab, trials = record_of(http), tab_of(http), list[float]()
-        promise = make_promise(body, http.headers, self.settings.slo, tab.caller.limits)
+        promise = make_promise(body, http.headers, self.settings.usual, tab.caller.limits)
         origin = Origin(record.id, self.client.name, record.began_at, tab.caller, adapter, trials.append)
         work = partial(make_requests, body, promise, origin, self.text, self.settings.max_model_len)
         tries_form = body.format is not None or (isinstance(body, ChatRequest) and body.is_held(self.text))

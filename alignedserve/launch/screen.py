@@ -20,6 +20,7 @@ from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.config.config import Config
 from alignedserve.config.sections import ServerConfig
+from alignedserve.core import Slo
 from alignedserve.signs import Sign
 from alignedserve.sizing.model_folder import model_folder
 
@@ -123,8 +124,9 @@ def _greeting(config: Config) -> str:
     has_keys = config.server.api_key or config.server.keys_file
     key = ' -H "Authorization: Bearer $ALIGNEDSERVE_SERVER_API_KEY"' if has_keys else ""
     url, slo = url_of(config), config.slo
+    ttft_ms, tbt_ms = slo.ttft_ms or 1e3 * Slo().ttft_s, slo.tbt_ms or 1e3 * Slo().tbt_s
     port = "" if config.server.port == ServerConfig().port else f" --port {config.server.port}"
-    promise = f"promise: first token in {slo.ttft_ms / 1e3:g} s, then one each {slo.tbt_ms:g} ms\n"
+    promise = f"promise: first token in {ttft_ms / 1e3:g} s, then one each {tbt_ms:g} ms\n"
     demo = "demo: a tiny model that can count; its other answers are nonsense\n" if folder == DEMO_FOLDER else ""
     return (
         f"serving {model} on {url}\n{promise if shapes.generates else ''}"

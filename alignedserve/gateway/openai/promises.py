@@ -16,7 +16,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from alignedserve.config.sections import SloConfig
 from alignedserve.core import ServiceClass, Slo
 from alignedserve.gateway.access.keys import Limits
 from alignedserve.gateway.openai.errors import invalid
@@ -32,6 +31,16 @@ _PRIORITY = 0.5  # times the usual ttft and tbt: what service_tier priority prom
 
 
 @dataclass(frozen=True)
+class UsualPromise:
+    """What requests are promised that ask for nothing."""
+
+    ttft_ms: float
+    tbt_ms: float
+    flex_jct_s: float
+    is_asked: bool  # by the operator; else it is what the machine can keep
+
+
+@dataclass(frozen=True)
 class ServicePromise:
     service: ServiceClass
     slo: Slo
@@ -39,7 +48,7 @@ class ServicePromise:
 
 
 def make_promise(
-    body: PromisedRequest, headers: Mapping[str, str], usual: SloConfig, limits: Limits = _NO_LIMITS
+    body: PromisedRequest, headers: Mapping[str, str], usual: UsualPromise, limits: Limits = _NO_LIMITS
 ) -> ServicePromise:
     deadlines = {name: value for name in HEADERS if (value := _deadline_ms(name, body.slo, headers)) is not None}
     for field, value, least in (
@@ -64,7 +73,10 @@ def make_promise(
     tbt_ms = deadlines.get("tbt_ms", max(usual.tbt_ms * factor, limits.least_tbt_ms or 0))
     is_strict = body.slo is not None and bool(body.slo.strict)
     used = "priority" if tier == "priority" and len(deadlines) < 2 else "default"
-    return ServicePromise(ServiceClass.RT, Slo(ttft_ms / 1000, tbt_ms / 1000, strict=is_strict), used)
+    is_asked = bool(deadlines) or is_strict or tier == "priority" or usual.is_asked
+    return ServicePromise(
+        ServiceClass.RT, Slo(ttft_ms / 1000, tbt_ms / 1000, strict=is_strict, is_asked=is_asked), used
+    )
 
 
 def _deadline_ms(name: str, fields: SloFields | None, headers: Mapping[str, str]) -> float | None:
