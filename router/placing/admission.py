@@ -376,15 +376,18 @@ class Admission:
     def _beyond_patience(self, request: Request, ahead: WorkAhead, before: Returns) -> Refusal | None:
         """Refuse a chat that asked for nothing, and would wait in line for longer than the server's patience.
 
-        Clients that were told to come again are before it in line, unless it is one of them."""
+        Clients that were told to come again go before newcomers, in what half of the patience leaves: some never come,
+        and the line must not empty while newcomers are refused for them."""
         if request.service is not ServiceClass.RT or not self._policy.refuse_ttfts:
             return None
         tries = min(request.tries, _MOST_TRIES)
         most_s = (1 + tries) * max(self._patience_s, _PATIENT_PROMPTS * ahead.prompt_s)
-        first_s = self.wait_s(request, ahead, _NONE if tries else before) + ahead.prompt_s
+        if tries or self.wait_s(request, ahead) + ahead.prompt_s <= most_s / 2:
+            before = _NONE
+        first_s = self.wait_s(request, ahead, before) + ahead.prompt_s
         if first_s <= most_s:
             return None
-        num = self._num_queued[ServiceClass.RT] + (0 if tries else before.requests)
+        num = self._num_queued[ServiceClass.RT] + before.requests
         why = f"the server is full: with {num} chats before it, its first token would come in about {first_s:.0f} s,"
         why += f" and it may wait for {most_s:.0f} s (server.patience_s)"
         return Refusal(Rejection.LATE, why, first_s - most_s)
