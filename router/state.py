@@ -52,10 +52,9 @@ from alignedserve.protocol.messages import (
 from alignedserve.router.lifecycle import PLACES, Fact, OpenRequest, OpenRequests, State
 from alignedserve.router.members import GATHER_HEARTBEATS, Recovery, Roll
 from alignedserve.router.placing.admission import NOTHING_AHEAD, PATIENCE_S, Admission, Queues, WorkAhead, is_infeasible
-from alignedserve.router.placing.custom import with_length
 from alignedserve.router.placing.line import TOLD_S
 from alignedserve.router.placing.placement import Placement
-from alignedserve.router.prediction.length import PredictionOrders
+from alignedserve.router.prediction.length import PredictionOrders, with_length
 from alignedserve.router.sizing import LOOK_S, Sizes, Sizing, demands
 from alignedserve.router.suspects import Suspects
 from alignedserve.scheduling.dues import promise
@@ -327,7 +326,7 @@ class RouterCore:
             if request.slo.is_asked and is_infeasible(request, ahead):
                 told.append(Send(request.owner, Infeasible(request.id, 0)))
         opened = self._add(OpenRequest(request, now))
-        place = self._join_line(request, ahead, now)
+        place = None if request.slo.is_asked else self._join_line(request, ahead, now)
         self._note_arrival(request, ahead.prompts_s, place, now)
         if request.estimate is not None and request.estimate != stated:
             self._note_prediction(request, request.estimate)
@@ -341,7 +340,7 @@ class RouterCore:
 
     def _join_line(self, request: Request, ahead: WorkAhead, now: float) -> Place | None:
         """Put a chat in line that asked for nothing, and return its place, if it has to wait."""
-        if request.service is not ServiceClass.RT or request.slo.is_asked or request.pooling is not None:
+        if request.service is not ServiceClass.RT or request.pooling is not None:
             return None
         admission = self._admission
         wait_s, num_before = admission.wait_s(request, ahead), admission.num_queued(ServiceClass.RT)
@@ -487,7 +486,8 @@ class RouterCore:
             if opened is None:
                 commands += self._answer_unknown(key, member)
             elif opened.state.value <= PLACES[member.role].value:  # `joined` may be heard before `committed`
-                self._admission.line.began(opened.request.id, now)
+                if not opened.request.slo.is_asked:
+                    self._admission.line.began(opened.request.id, now)
                 self._admission.began(opened.request.id)
                 commands += self._arrive(opened, member, Fact.ARRIVED, now)
         for key in progress.returned:
@@ -643,7 +643,10 @@ class RouterCore:
     def _place_on(self, worker: Member, opened: OpenRequest, ahead: WorkAhead, now: float) -> Command:
         decode = self._placement.placed(worker.name, opened.request, ahead.loaded_s, now)
         self._move(opened, worker, Fact.PLACED, now)
-        return Send(worker.name, Prefill(self._with_due(opened.request, ahead, now), decode))
+        request = opened.request
+        if not request.slo.is_asked:
+            request = self._with_due(request, ahead, now)
+        return Send(worker.name, Prefill(request, decode))
 
     def _with_due(self, request: Request, ahead: WorkAhead, now: float) -> Request:
         """Return the request as its worker plans it: a chat in line is due when its turn comes, later by its ttft.
@@ -726,7 +729,9 @@ class RouterCore:
         since_s = now - (request.arrival_at if request.emitted_at is None else request.emitted_at)
         slo, is_rt = request.slo, request.service is ServiceClass.RT
         promised = f"a ttft of {slo.ttft_s:g} s" if is_rt else f"its end within {slo.jct_s:g} s"
-        tokens, (num_before, ahead_s) = len(request.prompt), (0, ahead_s) if place is None else place[2:]
+        tokens, num_before = len(request.prompt), 0
+        if place is not None:
+            num_before, ahead_s = place.num_before, place.seconds
         self._decisions.note(
             Kind.ARRIVED, request, "", tokens, num_before, seconds=since_s, expected_s=ahead_s, why=promised
         )

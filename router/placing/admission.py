@@ -34,11 +34,11 @@ from dataclasses import dataclass, replace
 from math import inf, log
 
 from alignedserve.core import KEEPS_ALL, Rejection, Request, Retention, ServiceClass
-from alignedserve.policies.kinds import LoadAhead, PolicyKind
+from alignedserve.policies.kinds import LoadAhead, NewRequest, PolicyKind
 from alignedserve.router.placing.answers import NO_SHORTAGE, Shortage
-from alignedserve.router.placing.custom import facts_of
 from alignedserve.router.placing.held import Holdings
 from alignedserve.router.placing.line import Line
+from alignedserve.scheduling.lengths import expected
 from alignedserve.scheduling.policy import Policy
 
 PATIENCE_S = 60.0
@@ -178,6 +178,13 @@ class Freed:
         return self._sum * float(0.5 ** ((now - self._at) / _RECENT_S))
 
 
+def facts_of(request: Request, policy: Policy) -> NewRequest:
+    """Return what custom policies are told of a request."""
+    is_rt, slo, length = request.service is ServiceClass.RT, request.slo, expected(request, policy).mean
+    told = request.id, is_rt, request.priority, request.arrival_at, request.prompt, request.max_tokens, length
+    return NewRequest(*told, slo.ttft_s, slo.tbt_s, slo.jct_s)
+
+
 class Admission:
     """Decides about new requests; the router tells when a request opens, begins and closes."""
 
@@ -244,7 +251,8 @@ class Admission:
 
     def closed(self, request: Request) -> None:
         """Forget the request after any end."""
-        self.line.left(request.id)
+        if not request.slo.is_asked:
+            self.line.left(request.id)
         self.began(request.id)
         if (begun := self._begun.pop(request.id, None)) is not None:
             _take(self._begun_by, *begun)

@@ -19,17 +19,16 @@ only where that is worth it, and else stays where the KV is. So roles follow the
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, inf
 from typing import TypeAlias
 
 from alignedserve.core import KEEPS_ALL, WORKERS, Request, Retention, Role, ServiceClass
 from alignedserve.policies.kinds import PolicyKind, WorkerChoice
-from alignedserve.protocol.messages import SEEN_S, Backlog, Member, Report
-from alignedserve.router.placing.admission import WorkAhead
+from alignedserve.protocol.messages import SEEN_S, Attempt, Backlog, Member, Report
+from alignedserve.router.placing.admission import WorkAhead, facts_of
 from alignedserve.router.placing.answers import NO_SHORTAGE, AnswersAhead, Shortage
-from alignedserve.router.placing.custom import CustomPlacement
 from alignedserve.router.placing.held import Beginnings, HeldMemory, Holdings, pieces_of
 from alignedserve.router.placing.ranking import Loads, Rooms
 from alignedserve.scheduling.lengths import mean_and_upper
@@ -126,6 +125,27 @@ class _Help:
     def share(self, now: float) -> float:
         """Return the share of the recent time that these prompts took."""
         return self.sum_s * exp((self.at - now) / RECENT_S) / RECENT_S
+
+
+class CustomPlacement:
+    """Asks a policy for workers. A new request's wait is predicted first; the answer is kept until the request is
+    placed: so a policy that counts answers counts each attempt once."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._guard, self._policy = policy.own.guard(PolicyKind.PLACEMENT), policy
+        self._asked: Attempt | None = None  # the attempt of the last ask
+        self._answer: str | None = None
+
+    @property
+    def decides(self) -> bool:
+        return self._guard is not None
+
+    def worker(self, request: Request, workers: Sequence[WorkerChoice]) -> str | None:
+        """Return the name of one of these workers, or None where the default decides."""
+        attempt, offered = (request.id, request.attempt), {worker.name for worker in workers}
+        if self._guard is not None and (attempt != self._asked or self._answer not in (None, *offered)):
+            self._asked, self._answer = attempt, self._guard.ask(facts_of(request, self._policy), workers)
+        return self._answer
 
 
 class Placement:
