@@ -86,6 +86,7 @@ _LATEST_S = 60.0  # ... and the longest: OpenAI's own client ignores a longer Re
 _TIMES = 2  # the bounds, of all callers together
 _PATIENT_PROMPTS = 5  # times as long as its prompt alone takes: a chat in line may wait so long in any case
 _MOST_TRIES = 2  # that make a client's patience longer: as often as OpenAI's and Anthropic's clients come again
+_NAMED = {ServiceClass.RT: "chats", ServiceClass.BE: "best-effort requests"}
 _NONE = Returns()
 _USUAL = object()  # the answer where no custom policy has one
 # A queue that empties now and then is a burst: its requests are served, if late. A queue that stands is too much load:
@@ -331,7 +332,7 @@ class Admission:
         if is_within and self.num_open < _TIMES * self._most_open:
             return None
         rate = self.ends.rate(now)
-        why = f"{self.num_open} requests are open, the limit is {self._most_open}"
+        why = f"the server is full: {self.num_open} requests are open, and at most {self._most_open} may be"
         return Refusal(Rejection.OPEN, why, (1 + before.requests) / rate if rate else _SOON_S)
 
     def _queue_full(self, request: Request, ahead: WorkAhead, before: Returns) -> Refusal | None:
@@ -345,11 +346,12 @@ class Admission:
         if is_bounded and self._is_within_queue(request, bound):
             return None
         if num >= bound.requests:
-            why = f"{num} {service.value} requests wait, the limit is {bound.requests}"
+            why = f"the server is full: {num} {_NAMED[service]} wait, and at most {bound.requests} may"
             over = num + 1 - bound.requests + before.requests
             return Refusal(Rejection.QUEUED, why, ahead.prompts_s * over / num)
         if num and tokens + len(request.prompt) > bound.tokens:  # a single prompt waits for no other
-            why = f"{tokens} tokens of {service.value} prompts wait, {len(request.prompt)} more pass {bound.tokens}"
+            why = f"the server is full: {_NAMED[service]} with {tokens} tokens of prompts wait, and"
+            why += f" {len(request.prompt)} more would pass {bound.tokens}"
             over = tokens + len(request.prompt) - bound.tokens + before.tokens
             return Refusal(Rejection.QUEUED, why, ahead.prompts_s * over / tokens)
         return None
@@ -426,8 +428,9 @@ class Admission:
         if wait_s <= most_s:
             return None
         self._overloaded_until = now + _OVERLOAD_S
-        why = f"it would wait {wait_s:.2f} s for others, and may wait {most_s:.2f} s with its ttft of {ttft_s:g} s: try"
-        why += " again later, or ask for a longer slo.ttft_ms or for service_tier flex"
+        why = f"the server is full for this promise: it would wait {wait_s:.2f} s for others, and may wait"
+        why += f" {most_s:.2f} s with its ttft of {ttft_s:g} s; come again later, or ask for a longer slo.ttft_ms or"
+        why += " service_tier flex"
         again_s = self.first_token_s(request, ahead, before) - alone_s - in_line_s - most_s
         return Refusal(Rejection.LATE, why, again_s)
 
@@ -436,8 +439,9 @@ class Admission:
         is_asked = request.service is ServiceClass.RT and self._policy.refuse_ttfts
         if not is_asked or ahead.shortage.tokens <= 0 or self._is_within_memory(request, ahead):
             return None
-        why = f"its answer and those of other chats would want {ahead.shortage.tokens:.0f} tokens of memory more than"
-        why += " there are: try again later, ask for fewer max_tokens, or for service_tier flex"
+        why = "the server is full: its answer and those of other chats would want"
+        why += f" {ahead.shortage.tokens:.0f} tokens of memory more than there are; come again later, or ask for fewer"
+        why += " max_tokens or service_tier flex"
         return Refusal(Rejection.LATE, why, ahead.shortage.after_s)
 
     def _is_within_memory(self, request: Request, ahead: WorkAhead) -> bool:
