@@ -12,14 +12,15 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.model_source import at_revision_of, without_revision
 from alignedserve.config.choices import DeviceKind
 from alignedserve.config.config import Config
-from alignedserve.core import Role
+from alignedserve.core import WORKERS, Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.launch.actors import LOOK_S, Actors, placing_of
 from alignedserve.launch.bounded import BoundedEnd
@@ -28,11 +29,15 @@ from alignedserve.launch.host import say
 from alignedserve.launch.orders import Reloading
 from alignedserve.launch.placing import NAMED, Group, NodeType, NoPlace, Placing, node_types
 from alignedserve.launch.plan import new_deployment, parts_of, specs_of
+from alignedserve.machine.resources import memory
 from alignedserve.protocol.messages import rank_of
 from alignedserve.safe_path import ABOVE
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import PartSpec
+from alignedserve.sizing.capacity import capacity
+from alignedserve.sizing.memory import FreeMemory, num_workers
 from alignedserve.sizing.model_folder import model_folder
+from alignedserve.sizing.sizes import told, with_sizes
 from alignedserve.store.storage import check_storage
 
 CONNECT_S = 5.0
@@ -71,6 +76,7 @@ def serve_on_cluster(config: Config, reloading: Reloading) -> int:
         host = ray.util.get_node_ip_address()
         with bind(host, 0) as router:  # bound as long as this process lives, as in `serve`
             config, groups = _wait_for_nodes(ray, config, types)
+            config = size_by_nodes(config, [node["Resources"] for node in ray.nodes() if node["Alive"]], groups)
             specs = _plan(config, groups, host, f"tcp://{host}:{router.getsockname()[1]}")
             host = Actors(ray, config, specs[0].deployment, groups, types=types)
             deployment = RunningDeployment(config, specs, reloading, host, ending=ending)
@@ -158,6 +164,23 @@ def decide_by_nodes(config: Config, placing: Placing) -> Config:
         engine = replace(engine, device=DeviceKind.CUDA if on_gpus else DeviceKind.CPU)
     reserved = float(engine.on_gpu) if gpus is None else gpus
     return replace(config, engine=engine, ray=replace(config.ray, gpus_per_worker=reserved))
+
+
+def size_by_nodes(config: Config, nodes: Sequence[Mapping[str, float]], groups: Sequence[Group]) -> Config:
+    """Return the config with KV memory and a context for the node that has least memory, by what the nodes offer, and
+    all workers of the largest group on it. Each node's pool and threads are sized there."""
+    folder = model_folder(config)
+    model, workers = read_config(folder), num_workers(config)
+    offered = [int(node["memory"]) for node in nodes if "memory" in node]
+    found = memory()
+    least = min(offered) if offered else None if found is None else found.available
+    together = max(sum(name.partition("-")[0] in WORKERS for name in group) for group in groups)
+    free = FreeMemory(None if least is None else least * workers // max(1, together), shared=1 << 60)
+    sized = with_sizes(config, model, folder, free)
+    for line in told(config, sized, model, capacity(sized, model), free):
+        if line.startswith(("context", "kv")):
+            say(line)
+    return replace(config, engine=replace(sized.engine, threads=config.engine.threads))
 
 
 def _advice(config: Config, decided: Config) -> str:

@@ -94,7 +94,7 @@ class Deployment:
         self.began_at = time.monotonic()
         self._log = tempfile.NamedTemporaryFile(prefix="alignedserve-log-")  # noqa: SIM115  (closed by `forget`)
         given = ["--topology", topology, "--launcher", launcher, "--pool-directory", str(memory)]
-        given += ["--pool-memory-mb", "256"]  # or each deployment would take half of what is free
+        given += ["--kv-memory-mb", "512", "--pool-memory-mb", "256"]  # or each would plan with all that is free
         given += [] if measured else _UNMEASURED
         arguments: list[str | Path] = [model, "--port", "0", *given, *flags]
         options: dict[str, Any] = {"environment": environment, "typed_in": typed_in, "mark": self.mark}
