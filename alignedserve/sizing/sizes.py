@@ -26,7 +26,7 @@ from pathlib import Path
 from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.config.config import Config
 from alignedserve.core import units_for
-from alignedserve.errors import ArenaTooSmall, ConfigError, MemoryTooSmall
+from alignedserve.errors import AlignedServeError, ArenaTooSmall, ConfigError, MemoryTooSmall
 from alignedserve.machine.resources import threads_of_each
 from alignedserve.sizing.capacity import Capacity, kv_mb, layout, least_pool_mb
 from alignedserve.sizing.memory import (
@@ -113,6 +113,8 @@ def _with_kv(config: Config, model: ModelConfig, folder: Path, free: FreeMemory)
     if model.keeps_kv:  # else blocks stay unwritten and take nothing
         enough = max(_ENOUGH, (free.usable or 0) // 4 // num_workers(config))
         tokens = _tokens_within(config, model, rank, free, min(useful, max(longest, int(enough / rank.token))))
+        if free.usable is None and not maps_files(config):
+            tokens = max(tokens, least)
         if tokens < least:
             raise _too_small(config, model, rank, free, tokens, least)
     surely = next(number for number in (useful, longest, least) if tokens >= number)
@@ -243,9 +245,8 @@ def _with_context(config: Config, model: ModelConfig, folder: Path, free: FreeMe
 
 def _too_small(
     config: Config, model: ModelConfig, rank: _Rank, free: FreeMemory, tokens: int, least: int
-) -> MemoryTooSmall | ConfigError:
+) -> AlignedServeError:
     """Return why not even the shortest context fits, or not the one that was named."""
-    assert free.usable is not None or maps_files(config)
     workers, least_mb = num_workers(config), kv_mb(config, rank.room, model, least)
     if config.engine.max_model_len and tokens >= LEAST_CONTEXT:
         fits = tokens // config.engine.block_size * config.engine.block_size
@@ -254,15 +255,21 @@ def _too_small(
             f" are free there of {(free.available or free.shared) // _MIB} MB, beside weights, steps and the KV pool:"
             f" lower --max-model-len to {fits}, or name more by --kv-memory-mb"
         )
-    usable = free.usable if free.usable is not None else free.shared
-    needs = replace(rank.needs, cache=least_mb * _MIB)
-    least_pool = _least_pool(config, model, LEAST_CONTEXT)
-    share = (usable - least_pool) // workers - needs.cache - needs.step
-    there = f"{usable // _MIB} MB of memory may be used"
+    needs, pool = replace(rank.needs, cache=least_mb * _MIB), _in_pool(config, model, rank, free, least)
+    if maps_files(config) and (shared := workers * needs.cache + pool + SHARED_RECORDS) > free.shared:
+        return ArenaTooSmall(
+            f"{config.kvpool.directory} has {free.shared // _MIB} MB free, and device caches with the KV pool take"
+            f" {-(-shared // _MIB)} there with transport ipc: start the container with a larger --shm-size"
+        )
+    there, usable = "", free.usable or 0
     if free.available is not None:
-        there += f" ({free.available // _MIB} are free, {SHARE_LEFT:.0%} stay for other programs)"
-    what = too_much(config, needs, workers, least_pool, workers * needs.total + least_pool)
-    return MemoryTooSmall(f"{there}, {what}: {lighter(needs, share)}")
+        there = f" ({free.available // _MIB} are free, {SHARE_LEFT:.0%} stay for other programs)"
+    what = too_much(config, needs, workers, pool, workers * needs.total + pool)
+    advice = lighter(needs, (usable - pool) // workers - needs.cache - needs.step)
+    for_pool = usable - workers * needs.total
+    if (named := config.kvpool.memory_mb) is not None and for_pool >= _MIB:
+        advice = f"lower --pool-memory-mb from {named} to {for_pool // _MIB}"
+    return MemoryTooSmall(f"{usable // _MIB} MB of memory may be used{there}, {what}: {advice}")
 
 
 def _named_too_small(config: Config, model: ModelConfig, room: Capacity, free: FreeMemory) -> ConfigError:

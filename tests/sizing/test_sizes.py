@@ -213,6 +213,14 @@ class TestNamedNumbers:
         with pytest.raises(MemoryTooSmall, match=r"^8192 MB of memory .*: lower --kv-memory-mb from 9000 to \d+$"):
             sized("Llama-3.2-1B", machine(8), engine__kv_memory_mb=9000)
 
+    def test_a_larger_pool_than_there_is_memory(self) -> None:
+        with pytest.raises(MemoryTooSmall, match=r"the KV pool 9000: lower --pool-memory-mb from 9000 to 4\d\d\d$"):
+            sized("Llama-3.2-1B", machine(8), kvpool__memory_mb=9000)
+
+    def test_mapped_caches_that_shared_memory_cannot_hold(self) -> None:
+        with pytest.raises(ArenaTooSmall, match=r"16 MB free, .* take \d+ there with transport ipc"):
+            sized("Llama-3.2-1B", machine(8, shared_gib=16 / 1024), topology="1+1", transport="ipc")
+
     def test_a_pool_leaves_less_for_kv(self) -> None:
         with_4, with_1 = (
             sized("Qwen3-0.6B", machine(8), kvpool__memory_mb=size)[0].engine.kv_memory_mb or 0 for size in (4096, 1024)
@@ -239,6 +247,8 @@ def test_an_encoder_keeps_no_kv_and_takes_next_to_no_pool(tmp_path: Path) -> Non
 
 
 def test_a_system_that_does_not_tell_its_memory_refuses_nothing() -> None:
+    _, room = sized("Llama-3.1-8B", FreeMemory(None, 64 * GIB), engine__max_model_len=100_000)
+    assert room.max_model_len == 100_000
     config, room = sized("Llama-3.1-8B", FreeMemory(None, 64 * GIB))
     assert room.max_model_len == config.engine.max_model_len
     assert room.max_model_len > LEAST_CONTEXT
