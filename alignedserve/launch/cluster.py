@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from alignedserve.architectures.model_source import at_revision_of, without_revi
 from alignedserve.config.choices import DeviceKind
 from alignedserve.config.config import Config
 from alignedserve.core import WORKERS, Role
-from alignedserve.errors import AlignedServeError
+from alignedserve.errors import AlignedServeError, MemoryTooSmall
 from alignedserve.launch.actors import LOOK_S, Actors, placing_of
 from alignedserve.launch.bounded import BoundedEnd
 from alignedserve.launch.deployment import RunningDeployment
@@ -29,6 +30,7 @@ from alignedserve.launch.host import say
 from alignedserve.launch.orders import Reloading
 from alignedserve.launch.placing import NAMED, Group, NodeType, NoPlace, Placing, node_types
 from alignedserve.launch.plan import new_deployment, parts_of, specs_of
+from alignedserve.machine.gpus import gpu_memory
 from alignedserve.machine.resources import memory
 from alignedserve.protocol.messages import rank_of
 from alignedserve.safe_path import ABOVE
@@ -41,6 +43,7 @@ from alignedserve.sizing.sizes import told, with_sizes
 from alignedserve.store.storage import check_storage
 
 CONNECT_S = 5.0
+ASK_S = 20.0  # for a node to start a process and say how large its GPUs are
 STORE_BYTES = 80 << 20  # of Ray's object store, about its smallest size: nothing is put there
 LOGS_S = 0.5  # for the last log lines of the parts to come through Ray, which looks for them every 0.1 s
 
@@ -76,7 +79,8 @@ def serve_on_cluster(config: Config, reloading: Reloading) -> int:
         host = ray.util.get_node_ip_address()
         with bind(host, 0) as router:  # bound as long as this process lives, as in `serve`
             config, groups = _wait_for_nodes(ray, config, types)
-            config = size_by_nodes(config, [node["Resources"] for node in ray.nodes() if node["Alive"]], groups)
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            config = size_by_nodes(config, nodes, groups, _least_gpu(ray) if config.engine.on_gpu else None)
             specs = _plan(config, groups, host, f"tcp://{host}:{router.getsockname()[1]}")
             host = Actors(ray, config, specs[0].deployment, groups, types=types)
             deployment = RunningDeployment(config, specs, reloading, host, ending=ending)
@@ -166,17 +170,36 @@ def decide_by_nodes(config: Config, placing: Placing) -> Config:
     return replace(config, engine=engine, ray=replace(config.ray, gpus_per_worker=reserved))
 
 
-def size_by_nodes(config: Config, nodes: Sequence[Mapping[str, float]], groups: Sequence[Group]) -> Config:
-    """Return the config with KV memory and a context for the node that has least memory, by what the nodes offer, and
-    all workers of the largest group on it. Each node's pool and threads are sized there."""
+def _least_gpu(ray: Any) -> int | None:
+    """Return the bytes of the smallest GPU of the nodes; None where none tells in time."""
+    ask = ray.remote(num_cpus=0, max_retries=0)(gpu_memory)
+    on = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
+    asked = [ask.options(scheduling_strategy=on(node, soft=False)).remote() for node in nodes]
+    told, _ = ray.wait(asked, num_returns=len(asked), timeout=ASK_S) if asked else ([], [])
+    with suppress(ray.exceptions.RayError):
+        return min((found for found in ray.get(told) if found is not None), default=None)
+    return None
+
+
+def size_by_nodes(
+    config: Config, nodes: Sequence[Mapping[str, float]], groups: Sequence[Group], gpu: int | None = None
+) -> Config:
+    """Return the config with KV memory and a context for the node that offers least memory, with all workers of the
+    largest group on it; on GPUs for the smallest `gpu`. Each node's pool and threads are sized there, and its workers
+    look at what is free there, so an offer that is too small refuses nothing."""
     folder = model_folder(config)
     model, workers = read_config(folder), num_workers(config)
-    offered = [int(node["memory"]) for node in nodes if "memory" in node]
+    offered = [int(node["memory"]) for node in nodes if "memory" in node and node.get("CPU")]  # no worker is on heads
     found = memory()
     least = min(offered) if offered else None if found is None else found.available
     together = max(sum(name.partition("-")[0] in WORKERS for name in group) for group in groups)
-    free = FreeMemory(None if least is None else least * workers // max(1, together), shared=1 << 60)
-    sized = with_sizes(config, model, folder, free)
+    free = FreeMemory(None if least is None else least * workers // max(1, together), shared=1 << 60, gpu=gpu)
+    try:
+        sized = with_sizes(config, model, folder, free)
+    except MemoryTooSmall as error:
+        say(f"warning: by what the nodes offer, {error}")
+        sized = with_sizes(config, model, folder, replace(free, available=None))
     for line in told(config, sized, model, capacity(sized, model), free):
         if line.startswith(("context", "kv")):
             say(line)
