@@ -28,7 +28,6 @@ from alignedserve.sizing.claims import claimed
 _MIB = 1 << 20
 SHARE_LEFT = 0.15  # of free memory, which stays free
 SHARED_RECORDS = 2 * _MIB  # beside the pool: what gateways count of callers, and the adapters that are loaded
-_FORMS = {Quantization.INT8: 1.07, Quantization.INT4: 0.63}  # bytes of a number, with scales
 BATCH_SHARE = 0.4  # of a decode worker's device that the pool fills with one batch (kvpool/batching.py)
 
 
@@ -190,7 +189,8 @@ def check_worker(config: Config, model: ModelConfig, room: Capacity, folder: Pat
     that `replaces` another takes memory for KV only as that one frees it."""
     needs, found = demand(config, model, room, folder), memory()
     if found is not None:
-        _check(config, replace(needs, cache=0) if replaces else needs, 1, 0, found.available)
+        needs = replace(needs, cache=0) if replaces else needs
+        _check(config, model, room, folder, needs, 1, 0, found.available)
 
 
 def check_machine(config: Config, model: ModelConfig, room: Capacity, folder: Path, free: FreeMemory) -> None:
@@ -199,7 +199,8 @@ def check_machine(config: Config, model: ModelConfig, room: Capacity, folder: Pa
         return
     pool = _pool_bytes(config, room)
     _, workers, checkpoints = _of_workers(config, model, room, folder)
-    _check(config, demand(config, model, room, folder), workers, pool, free.available, checkpoints)
+    needs = demand(config, model, room, folder)
+    _check(config, model, room, folder, needs, workers, pool, free.available, checkpoints)
 
 
 def machine_demand(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> int:
@@ -229,12 +230,23 @@ def _of_workers(config: Config, model: ModelConfig, room: Capacity, folder: Path
     return workers * demand(config, model, room, folder).total, workers, checkpoints
 
 
-def _check(config: Config, rank: MemoryDemand, workers: int, pool: int, available: int, checkpoints: int = 0) -> None:
+def _check(
+    config: Config,
+    model: ModelConfig,
+    room: Capacity,
+    folder: Path,
+    rank: MemoryDemand,
+    workers: int,
+    pool: int,
+    available: int,
+    checkpoints: int = 0,
+) -> None:
     """Raise MemoryTooSmall where the demand exceeds memory; `checkpoints` are bytes of all workers."""
     needed = workers * rank.total + pool + checkpoints
     if needed > available:
         more = f", checkpoints {checkpoints // _MIB}" if checkpoints else ""
         advice = _advice(config, rank, workers, available, pool, checkpoints)
+        advice = advice or lighter(config, model, room, folder, 0, (available - pool) // workers)
         there = f"{available // _MIB} MB of memory are available"
         raise MemoryTooSmall(f"{there}, {too_much(config, rank, workers, pool, needed)}{more}: {advice}")
 
@@ -248,6 +260,7 @@ def too_much(config: Config, rank: MemoryDemand, workers: int, pool: int, needed
 
 
 def _advice(config: Config, rank: MemoryDemand, workers: int, available: int, pool: int, checkpoints: int) -> str:
+    """Return which number to lower; empty where that would not be enough."""
     if checkpoints and workers * rank.total + pool <= available:
         fitting = config.schedule.checkpoints * (available - workers * rank.total - pool) / checkpoints
         return f"lower schedule.checkpoints from {config.schedule.checkpoints:g} to {int(100 * fitting) / 100:g}"
@@ -261,17 +274,19 @@ def _advice(config: Config, rank: MemoryDemand, workers: int, available: int, po
         return f"lower --pool-memory-mb from {config.kvpool.memory_mb} to {smaller_pool}"
     if loads and rank.weights + rank.step > share:
         return f"lower --max-step-tokens from {config.engine.step_tokens}, and --kv-memory-mb"
-    return lighter(rank, share)
+    return ""
 
 
-def lighter(rank: MemoryDemand, share: int) -> str:
-    """Return how weights may be kept that fit into a share of memory, in words."""
-    if rank.dtype == "float32" and rank.weights // 2 < share:
-        return "say --dtype bfloat16, which halves the weights, or take a smaller model"
-    if rank.dtype in DTYPE_BYTES:  # not quantised: bytes of a number in each form, with its scales
-        numbers = rank.weights // DTYPE_BYTES[rank.dtype]
-        for form, num_bytes in _FORMS.items():
-            if numbers * num_bytes < share:
-                what = f"say --quantization {form.value}, which keeps a weight in {form.bits} bits"
-                return f"{what}, or take a smaller model"
+def lighter(config: Config, model: ModelConfig, room: Capacity, folder: Path, cache: int, share: int) -> str:
+    """Return how weights may be kept so that a worker with this cache fits into its share of memory, in words."""
+    engine = config.engine
+    if room.dtype == "float32":
+        halved = demand(config, model, replace(room, dtype="bfloat16"), folder)
+        if replace(halved, cache=cache // 2).total <= share:
+            return "say --dtype bfloat16, which halves the weights, or take a smaller model"
+    forms = (Quantization.INT8, Quantization.INT4) if engine.quantization is Quantization.NONE else ()
+    for form in () if model.stored is not None else forms:
+        kept = demand(replace(config, engine=replace(engine, quantization=form)), model, room, folder)
+        if replace(kept, cache=cache).total <= share:
+            return f"say --quantization {form.value}, which keeps a weight in {form.bits} bits, or take a smaller model"
     return "take a smaller model or fewer workers"

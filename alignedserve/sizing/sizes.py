@@ -84,21 +84,17 @@ def with_sizes(config: Config, model: ModelConfig, folder: Path, free: FreeMemor
 
 def _with_steps(config: Config, model: ModelConfig, folder: Path, free: FreeMemory) -> Config:
     """Return the config with numbers for seats and tokens of a step, made smaller where memory is short."""
-    engine, asked = config.engine, config.engine
+    engine = config.engine
     seats, tokens = engine.seats, engine.step_tokens
+    least_seats = engine.max_batch or min(seats, _LEAST_SEATS)
+    least_tokens = engine.max_step_tokens or min(tokens, max(least_seats, _LEAST_STEP_TOKENS))
     rank, workers = _Rank.of(config, model, folder), num_workers(config)
     if free.usable is not None and not engine.on_gpu:
         share, most = model.share(engine.tensor_parallel_size), free.usable // workers - rank.needs.weights
         while share.step_bytes(tokens, seats, rank.room.dtype) > _OF_A_STEP * most:
-            smaller = (
-                seats if asked.max_batch else max(_LEAST_SEATS, seats // 2),
-                tokens if asked.max_step_tokens else max(_LEAST_STEP_TOKENS, tokens // 2),
-            )
-            if smaller == (seats, tokens):
+            if (seats, tokens) == (least_seats, least_tokens):
                 break
-            seats, tokens = smaller
-            tokens = tokens if asked.max_step_tokens else max(tokens, seats)
-            seats = seats if asked.max_batch else min(tokens, seats)
+            seats, tokens = max(least_seats, seats // 2), max(least_tokens, tokens // 2)
     return replace(config, engine=replace(engine, max_batch=seats, max_step_tokens=tokens))
 
 
@@ -116,7 +112,7 @@ def _with_kv(config: Config, model: ModelConfig, folder: Path, free: FreeMemory)
         if free.usable is None and not maps_files(config):
             tokens = max(tokens, least)
         if tokens < least:
-            raise _too_small(config, model, rank, free, tokens, least)
+            raise _too_small(config, model, folder, rank, free, tokens, least)
     surely = next(number for number in (useful, longest, least) if tokens >= number)
     cache_mb = max(kv_mb(config, rank.room, model, surely), _steady(int(tokens * rank.token) // _MIB))
     return replace(config, engine=replace(config.engine, kv_memory_mb=cache_mb))
@@ -129,28 +125,25 @@ def _steady(size_mb: int) -> int:
     return size_mb // step * step
 
 
-def _left(config: Config, rank: _Rank, free: FreeMemory) -> int:
-    """Return the bytes for KV and the pool beside what workers need."""
-    left = _UNKNOWN
+def _over(config: Config, rank: _Rank, free: FreeMemory, tokens: int, pool: int) -> int:
+    """Return by how many bytes device caches of so many tokens with this pool exceed what may be used: below 0 they
+    leave some."""
+    workers, needs, cache = num_workers(config), rank.needs, ceil(rank.token * tokens)
+    over = workers * cache + pool - _UNKNOWN
     if free.usable is not None:
-        left = free.usable - num_workers(config) * (rank.needs.weights + rank.needs.step)
-    return min(left, free.shared - SHARED_RECORDS) if maps_files(config) else left
+        checkpoints = config.topology.decode_workers * config.engine.tensor_parallel_size
+        checkpoints *= ceil(config.policy.block_use.on_host * cache)
+        over = workers * replace(needs, cache=cache).total + checkpoints + pool - free.usable
+    return max(over, workers * cache + pool + SHARED_RECORDS - free.shared) if maps_files(config) else over
 
 
 def _tokens_within(config: Config, model: ModelConfig, rank: _Rank, free: FreeMemory, most: int) -> int:
     """Return how many tokens, at most these, each device cache may have beside its pool."""
-    of_caches = _copies(config) * rank.token
 
-    def taken(tokens: int) -> Fraction:
-        return of_caches * tokens + _in_pool(config, model, rank, free, tokens)
+    def over(tokens: int) -> int:
+        return _over(config, rank, free, tokens, _in_pool(config, model, rank, free, tokens))
 
-    return max(0, bisect_right(range(most + 1), _left(config, rank, free), key=taken) - 1)
-
-
-def _copies(config: Config) -> Fraction:
-    """Return how many times this machine keeps a device cache: on each rank, and checkpoints of it."""
-    checkpoints = Fraction(config.policy.block_use.on_host) * config.topology.decode_workers
-    return num_workers(config) + checkpoints * config.engine.tensor_parallel_size
+    return max(0, bisect_right(range(most + 1), 0, key=over) - 1)
 
 
 def _in_pool(config: Config, model: ModelConfig, rank: _Rank, free: FreeMemory, tokens: int) -> int:
@@ -198,9 +191,9 @@ def with_pool_memory(config: Config, model: ModelConfig, folder: Path, free: Fre
         most = min(_most_shared(free), (free.available or free.shared) // 2)
         size = max(least, min(_beside_gpus(config, rank, free), most)) if model.keeps_kv else least
     else:
-        caches = (config.engine.kv_memory_mb or 0) * _MIB
-        size = _in_pool(config, model, rank, free, int(caches / rank.token))
-        size = max(least, min(size, int(_left(config, rank, free) - _copies(config) * caches)))
+        tokens = int((config.engine.kv_memory_mb or 0) * _MIB / rank.token) if model.keeps_kv else 0
+        size = _in_pool(config, model, rank, free, tokens)
+        size = max(least, size - max(0, _over(config, rank, free, tokens, size)))
     if config.topology.colocated:
         size = min(size, _most_shared(free))  # which may be too little for any request
     return replace(config, kvpool=replace(config.kvpool, memory_mb=max(1, size // _MIB)))
@@ -230,7 +223,8 @@ def _with_context(config: Config, model: ModelConfig, folder: Path, free: FreeMe
         left = None if found is None else int((1 - _GPU_MARGIN) * found)
     room = layout(config, model, left)
     longest, limits = room.max_model_len, room.limits
-    if (limits.num_tokens or left is not None) and limits.least_held(longest) > limits.num_tokens:
+    is_known = config.engine.kv_memory_mb is not None or limits.num_tokens >= LEAST_CONTEXT  # else its worker says
+    if is_known and limits.least_held(longest) > limits.num_tokens:
         longest = limits.num_tokens
     in_pool = room.num_pages * config.page_size
     if not config.topology.colocated and limits.least_held(longest) > in_pool:
@@ -244,7 +238,7 @@ def _with_context(config: Config, model: ModelConfig, folder: Path, free: FreeMe
 
 
 def _too_small(
-    config: Config, model: ModelConfig, rank: _Rank, free: FreeMemory, tokens: int, least: int
+    config: Config, model: ModelConfig, folder: Path, rank: _Rank, free: FreeMemory, tokens: int, least: int
 ) -> AlignedServeError:
     """Return why not even the shortest context fits, or not the one that was named."""
     workers, least_mb = num_workers(config), kv_mb(config, rank.room, model, least)
@@ -265,7 +259,7 @@ def _too_small(
     if free.available is not None:
         there = f" ({free.available // _MIB} are free, {SHARE_LEFT:.0%} stay for other programs)"
     what = too_much(config, needs, workers, pool, workers * needs.total + pool)
-    advice = lighter(needs, (usable - pool) // workers - needs.cache - needs.step)
+    advice = lighter(config, model, rank.room, folder, needs.cache, (usable - pool) // workers)
     for_pool = usable - workers * needs.total
     if (named := config.kvpool.memory_mb) is not None and for_pool >= _MIB:
         advice = f"lower --pool-memory-mb from {named} to {for_pool // _MIB}"
@@ -276,9 +270,7 @@ def _named_too_small(config: Config, model: ModelConfig, room: Capacity, free: F
     """Return which number is too small for any context."""
     least, engine = min(LEAST_CONTEXT, model.max_positions), config.engine
     there = "" if free.available is None else f"; {free.available // _MIB} MB are free"
-    if room.limits.num_tokens < least and engine.kv_memory_mb is None:
-        return ConfigError(f"a GPU would have room for {room.limits.num_tokens} tokens: take a smaller model")
-    if room.limits.num_tokens < least:
+    if engine.kv_memory_mb is not None and room.limits.num_tokens < least:
         flag, given, needed = "--kv-memory-mb", engine.kv_memory_mb, kv_mb(config, room, model, least)
         held = room.limits.num_tokens
     else:

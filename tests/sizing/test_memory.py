@@ -148,9 +148,7 @@ def test_a_pool_that_takes_all_of_it(folder: Path) -> None:
     [
         (218, {}, "lower --max-step-tokens from 512, and --kv-memory-mb"),
         (398, {"engine__dtype": "float32"}, "say --dtype bfloat16"),
-        (130, {}, "say --quantization int8"),
-        (100, {}, "say --quantization int4"),
-        (60, {}, "take a smaller model"),
+        (100, {}, "take a smaller model"),
     ],
 )
 def test_advice_where_less_kv_is_not_enough(available: int, changes: dict[str, Any], advice: str, folder: Path) -> None:

@@ -75,9 +75,17 @@ TOO_LARGE[24] = set()
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_each_model_starts_without_flags_or_is_said_to_be_too_large(name: str, gib: int) -> None:
     if name in TOO_LARGE[gib]:
-        with pytest.raises(MemoryTooSmall, match=r"^\d+ MB .* say --quantization int[48], which") as refused:
+        with pytest.raises(MemoryTooSmall, match=r"^\d+ MB of memory may be used \(\d+ are free, 15% stay") as refused:
             sized(name, machine(gib))
-        assert "\n" not in str(refused.value)
+        message = str(refused.value)
+        assert "\n" not in message
+        if (name, gib) == (
+            "Qwen3-8B",
+            8,
+        ):  # its tables of tokens take 1.2 GB each in bf16
+            assert message.endswith(": take a smaller model or fewer workers")
+            return
+        sized(name, machine(gib), engine__quantization=message.split(": say --quantization ")[1].split(",")[0])
         return
     config, room = sized(name, machine(gib))
     model, folder = published(name)
@@ -231,8 +239,8 @@ class TestNamedNumbers:
 def test_steps_are_smaller_where_memory_is_short() -> None:
     config, _ = sized("Gemma-3-270m", machine(0.75))
     assert (config.engine.max_batch or 64) < 64
-    config, _ = sized("Gemma-3-270m", machine(0.75), engine__max_batch=64)
-    assert config.engine.max_batch == 64
+    config, _ = sized("Gemma-3-270m", machine(0.75), engine__max_batch=50)
+    assert (config.engine.max_batch, config.engine.max_step_tokens) == (50, 64)
 
 
 def test_an_encoder_keeps_no_kv_and_takes_next_to_no_pool(tmp_path: Path) -> None:
