@@ -21,7 +21,8 @@ from alignedserve.shell.part import OnStart, Part, lock_name
 from alignedserve.shell.turn import NoHands
 from alignedserve.signs import Stage
 from alignedserve.sizing.capacity import Capacity, capacity
-from alignedserve.sizing.memory import why_too_small, with_pool_memory
+from alignedserve.sizing.memory import FreeMemory, why_too_small
+from alignedserve.sizing.sizes import with_pool_memory
 
 log = logging.getLogger("alignedserve.kvpool")
 
@@ -97,7 +98,7 @@ def _tell_size(config: Config, model: ModelConfig, room: Capacity) -> None:
 
 def run(part: Part, on_start: OnStart) -> None:
     spec, model = part.spec, read_config(part.folder)
-    config = with_pool_memory(part.config, model, part.folder)
+    config = with_pool_memory(part.config, model, part.folder, FreeMemory.here(part.shared_memory))
     room = capacity(config, model)
     _tell_size(config, model, room)
     directory = part.shared_memory

@@ -29,8 +29,8 @@ from alignedserve.kvpool.arena import numa
 from alignedserve.machine import resources as machine
 from alignedserve.safe_path import code_command
 from alignedserve.sizing.accelerator import DeviceChoice, decide
-from alignedserve.sizing.capacity import pool_mb_within, wanted_pool_mb
-from alignedserve.sizing.memory import SHARED_RECORDS
+from alignedserve.sizing.claims import claimed
+from alignedserve.sizing.memory import SHARE_LEFT, SHARED_RECORDS, FreeMemory
 
 NEEDED = (  # beside torch
     *("safetensors", "tokenizers", "llguidance", "jinja2", "huggingface_hub", "numpy", "msgspec", "pyzmq", "fastapi"),
@@ -148,8 +148,9 @@ def findings() -> Iterator[Finding]:
     yield Finding("python", Presence.FOUND, python)
     cores = f"{machine.usable_cores():g} that this process may use, {os.cpu_count()} in all"
     yield Finding("cores", Presence.FOUND, cores)
-    yield _memory()
-    yield _weights()
+    free = FreeMemory.here(_SHM) if _SHM.is_dir() else None
+    yield _memory(free)
+    yield _weights(free)
     asked = decided = None
     try:
         asked = load({}, os.environ, None)
@@ -185,24 +186,29 @@ def findings() -> Iterator[Finding]:
     yield from map(_named_model, NAMED)
 
 
-def _memory() -> Finding:
+def _memory(free: FreeMemory | None) -> Finding:
+    """Return how much memory is free, and how much of it a deployment would plan with."""
     found = machine.memory()
     if found is None:
         return Finding("memory", Presence.ABSENT, "unknown: this system has no /proc/meminfo")
     limited = f", limited to {found.limit // _MB} MB" if found.limit is not None else ""
     what = f"{found.available // _MB} MB available of {found.total // _MB} MB{limited}"
+    if free is not None and free.usable is not None:
+        others = claimed(_SHM) // _MB
+        taken = f", and running deployments may take {others}" if others else ""
+        what += f"; a deployment plans with {free.usable // _MB}: {SHARE_LEFT:.0%} stay for other programs{taken}"
     return Finding("memory", Presence.FOUND, what)
 
 
-def _weights() -> Finding:
+def _weights(free: FreeMemory | None) -> Finding:
     """Return what weights take in each way to keep them, and how large a model's may be."""
-    found, ways = machine.memory(), []
+    usable, ways = None if free is None else free.usable, []
     for kept in Quantization:
         each = kept.num_bytes(_BILLION, 0, 0, DTYPE_BYTES["bfloat16"])
-        fits = "" if found is None else f", {found.available / each:.0f} billion fit"
+        fits = "" if usable is None else f", {usable / each:.0f} billion fit"
         ways.append(f"{each / _BILLION:.1f} GB {_AS[kept]}{fits}")
     what = f"a billion parameters take {'; '.join(ways)}"
-    return Finding("weights", Presence.FOUND, what, "KV and the KV pool need memory beside them" if found else "")
+    return Finding("weights", Presence.FOUND, what, "KV and the KV pool get what these leave" if usable else "")
 
 
 def _precision(asked: Config) -> Finding:
@@ -220,12 +226,10 @@ def _shared_memory(config: Config) -> Finding:
         usage = shutil.disk_usage(_SHM)
     except OSError:
         return Finding(str(_SHM), Presence.MISSING, "not there", "the KV pool lives in it: serve on Linux")
-    free, wanted, found = usage.free // _MB, config.kvpool.memory_mb, machine.memory()
+    free, wanted = usage.free // _MB, config.kvpool.memory_mb
     what = f"{free} MB free of {usage.total // _MB} MB"
     if wanted is None:
-        available = usage.free if found is None else found.available
-        comes_to = pool_mb_within(wanted_pool_mb(config), usage.free, available)
-        what += f"; the KV pool would take {comes_to} of it (kvpool.memory_mb), and next to nothing for an encoder"
+        what += f"; the KV pool takes half of it at most ({flag})"
         if usage.free < 2 * SHARED_RECORDS:
             how = "too little to serve anything: start the container with --shm-size=2g"
             return Finding(str(_SHM), Presence.MISSING, what, how)

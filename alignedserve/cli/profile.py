@@ -9,7 +9,6 @@ from math import ceil, floor, log10
 from pathlib import Path
 
 from alignedserve.architectures.families.model_config import read_config
-from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.cli.terminal.arguments import check_writable
 from alignedserve.config.choices import DeviceKind
 from alignedserve.config.config import Config
@@ -19,7 +18,9 @@ from alignedserve.cost.profile import Profile, save
 from alignedserve.errors import ConfigError, ProfileError, SimulateError
 from alignedserve.loads.figures.plotting import KIND_COLOURS, new_figure, save_figure
 from alignedserve.sizing.capacity import capacity
+from alignedserve.sizing.memory import FreeMemory
 from alignedserve.sizing.model_folder import model_folder, with_model
+from alignedserve.sizing.sizes import with_sizes
 
 _HELD_OUT = 20  # steps of a kind
 _SEED = 1
@@ -45,9 +46,9 @@ def run(config: Config, out: Path, budget_s: float) -> int:
 
 
 def _measure(config: Config, budget_s: float) -> tuple[Profile, list[Point]]:
-    from alignedserve.cost.trials import Bounds, random_trials
+    from alignedserve.cost.trials import random_trials
     from alignedserve.engine.engine import Engine
-    from alignedserve.engine.profiling import Meter, measure, measure_profile, own_cache, subject_of
+    from alignedserve.engine.profiling import Meter, bounds_of, measure, measure_profile, own_cache, subject_of
     from alignedserve.executor.loading import use_threads, weights_for
 
     config, about_demo = with_model(config)
@@ -59,7 +60,9 @@ def _measure(config: Config, budget_s: float) -> tuple[Profile, list[Point]]:
         raise ConfigError("profile measures the CPU: set engine.device to cpu; workers on GPUs measure at their start")
     config = replace(config, engine=replace(config.engine, device=DeviceKind.CPU))  # auto may stand for a GPU
     folder = model_folder(config)
-    room = capacity(config, read_config(folder))
+    model = read_config(folder)
+    config = with_sizes(config, model, folder, FreeMemory.here(Path(config.kvpool.directory)))
+    room = capacity(config, model)
     topology = config.topology
     use_threads(config.engine.threads, topology.prefill_workers + topology.decode_workers)
     limits, tune_s = room.limits, config.engine.tune_s
@@ -73,7 +76,7 @@ def _measure(config: Config, budget_s: float) -> tuple[Profile, list[Point]]:
         tune_s=tune_s,
         tensors_of=weights_for(config),
     )
-    bounds, meter = Bounds(room.limits, room.max_model_len, isinstance(engine.config, EncoderConfig)), Meter(engine)
+    bounds, meter = bounds_of(engine, room.limits, room.max_model_len), Meter(engine)
     with own_cache(engine):
         shared_memory = Path(config.kvpool.directory)
         profile = measure_profile(meter, bounds, subject_of(engine, folder), shared_memory, budget_s)

@@ -97,7 +97,7 @@ class ServerConfig:
     )
 
 
-CPU_CACHE_MB, ADAPTERS_MB = 512, 256
+ADAPTERS_MB = 256
 _CPU_SEATS, _GPU_SEATS = 64, 256
 _CPU_STEP_TOKENS, _GPU_STEP_TOKENS = 512, 2048
 
@@ -126,12 +126,15 @@ class EngineConfig:
         "how weights of linear layers are kept: as they are, or in 8 or 4 bits; quantised folders keep their own",
     )
     max_model_len: int | None = common(
-        None, "tokens that prompt and output may have together; by default as many as the model allows", least=1
+        None,
+        "tokens that prompt and output may have together; by default as many as the model allows and memory holds",
+        least=1,
     )
     block_size: int = setting(16, "tokens in a device block", least=1)
     kv_memory_mb: int | None = common(
         None,
-        f"memory of a worker's device cache, in MB; by default {CPU_CACHE_MB}, on a GPU all that is left there",
+        "memory of a worker's device cache, in MB; by default what is free beside the weights and of use, on a GPU all"
+        " that is left there",
         least=1,
     )
     gpu_reserve_mb: int = setting(
@@ -139,13 +142,15 @@ class EngineConfig:
     )
     max_step_tokens: int | None = common(
         None,
-        f"most tokens in one step; by default {_CPU_STEP_TOKENS}, on a GPU {_GPU_STEP_TOKENS}, and max_batch at least",
+        f"most tokens in one step; by default {_CPU_STEP_TOKENS}, fewer where memory is short, on a GPU"
+        f" {_GPU_STEP_TOKENS}, and max_batch at least",
         least=1,
         aliases=("--max-num-batched-tokens",),
     )
     max_batch: int | None = common(
         None,
-        f"most requests in one step; by default {_CPU_SEATS}, on a GPU {_GPU_SEATS}, and max_step_tokens at most",
+        f"most requests in one step; by default {_CPU_SEATS}, fewer where memory is short, on a GPU {_GPU_SEATS}, and"
+        " max_step_tokens at most",
         least=1,
         aliases=("--max-num-seqs",),
     )
@@ -187,11 +192,6 @@ class EngineConfig:
         return self.device is DeviceKind.CUDA
 
     @property
-    def cache_mb(self) -> int | None:
-        """Return the size of a worker's device cache; None stands for all that its GPU has left."""
-        return CPU_CACHE_MB if self.kv_memory_mb is None and not self.on_gpu else self.kv_memory_mb
-
-    @property
     def seats(self) -> int:
         """Return the most requests in one step: where only its tokens are given, they are enough for all requests."""
         usual = _GPU_SEATS if self.on_gpu else _CPU_SEATS
@@ -219,8 +219,8 @@ class PoolConfig:
 
     memory_mb: int | None = common(
         None,
-        "memory of the KV pool in /dev/shm, in MB; by default four times the decode workers' device caches, and at most"
-        " half of what is free",
+        "memory of the KV pool in /dev/shm, in MB; by default two fifths of the decode workers' device caches, or one"
+        " of these where requests go through it, on GPUs four times as much; at most half of what is free",
         least=1,
     )
     page_size: int | None = experiment(

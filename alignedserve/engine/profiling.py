@@ -27,7 +27,8 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from alignedserve.core import StepPlan, units_for
+from alignedserve.architectures.vectors import EncoderConfig
+from alignedserve.core import StepPlan, WorkerLimits, units_for
 from alignedserve.cost.fit import BUSY, Point
 from alignedserve.cost.model import Kind, Link, Route, Shape
 from alignedserve.cost.profile import MeasuredMemory, Profile, Subject, cached, fingerprint, store
@@ -49,6 +50,7 @@ _TOLERANCE = 0.25  # relative error that a cached profile may have
 _LONG_S = 0.25  # a step at least this long runs once: it averages over disturbances by itself
 _REMADE = 256  # tokens whose K and V are computed at once when projection is measured
 _COPIED_PAGES = (1, 4, 16)
+_MOST_FILLED = 512 << 20  # bytes of a CPU's device cache that are measured with
 _CAUTION = 1.25  # factor by which a guessed time may be too low
 _LARGEST_SHARE = 0.1  # largest share of the budget for one step
 _FEWEST = 6  # trials that are measured whatever they take, two of each kind: with fewer, a profile predicts nothing
@@ -280,6 +282,16 @@ def _version() -> str:
     with suppress(PackageNotFoundError):
         return version("alignedserve")
     return "uninstalled"
+
+
+def bounds_of(engine: Engine, limits: WorkerLimits, longest: int) -> Bounds:
+    """Return the bounds of the steps that are measured on this engine. On a CPU they leave most of a large device cache
+    out: to write all of it first would take seconds, and what a token of KV costs is known from less."""
+    num_blocks = limits.num_blocks
+    if engine.device.type == "cpu":
+        enough = units_for(limits.max_step_tokens, limits.block_size)
+        num_blocks = min(num_blocks, max(enough, _MOST_FILLED // (_kv_bytes(engine) * limits.block_size)))
+    return Bounds(replace(limits, num_blocks=num_blocks), longest, isinstance(engine.config, EncoderConfig))
 
 
 def start_profile(

@@ -27,6 +27,7 @@ from alignedserve.machine.interfaces import keep_nccl_at
 from alignedserve.protocol.messages import holder
 from alignedserve.shell.part import Place, lock_name
 from alignedserve.sizing.capacity import Capacity
+from alignedserve.sizing.claims import Claim
 from alignedserve.transport.joining import meet
 from alignedserve.transport.opening import chosen_for, open_transport
 from alignedserve.transport.transport import ThroughTheArena, Transport
@@ -91,6 +92,7 @@ def build_rank(place: Place, kind: type[AnEngine]) -> Iterator[RankParts[AnEngin
     remove_stale(place.shared_memory, lock_name(spec.deployment, f"{spec.worker}."))
     name = lock_name(spec.deployment, holder(spec.worker, place.incarnation), spec.rank)
     lock, team = HolderLock(place.shared_memory, name), None
+    claim = Claim.join(place.shared_memory, spec.deployment, as_worker=True)
     if size > 1:
         team = meet(spec, size, device_for(place))
     transport: Transport = ThroughTheArena()
@@ -108,3 +110,5 @@ def build_rank(place: Place, kind: type[AnEngine]) -> Iterator[RankParts[AnEngin
     finally:
         transport.close()
         lock.release()
+        if claim is not None:
+            claim.close()

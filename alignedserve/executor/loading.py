@@ -26,7 +26,7 @@ from alignedserve.errors import ConfigError, RankGaveUp, RankLost
 from alignedserve.executor.precision import plain_model, say_precision
 from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.failing import fault_of_kernel
-from alignedserve.machine.resources import usable_cores
+from alignedserve.machine.resources import threads_of_each
 from alignedserve.shell.part import Place
 from alignedserve.signs import Stage
 from alignedserve.sizing.adapters import adapter_room, as_named, first_adapters
@@ -37,16 +37,10 @@ from alignedserve.transport.mapping import CudaMaps
 
 log = logging.getLogger("alignedserve.engine")
 
-_FEW_CORES = 2
-
 
 def use_threads(threads: int | None, workers: int) -> None:
-    """Set the compute threads of this worker: its share of the cores, less a core that the other processes share.
-
-    With two cores none is left out: it would be half of them, and the other processes use a tenth of a core.
-    """
-    cores = int(usable_cores())
-    torch.set_num_threads(threads or max(1, (cores if cores <= _FEW_CORES else cores - 1) // workers))
+    """Set the compute threads of this worker, which is one of so many on its machine."""
+    torch.set_num_threads(threads or threads_of_each(workers))
 
 
 AnEngine = TypeVar("AnEngine", bound=Engine)
@@ -57,7 +51,7 @@ def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
     config, (model, room) = place.config, place.capacity()
     topology, ranks, device = config.topology, config.engine.tensor_parallel_size, device_for(place)
     if device.type == "cpu":
-        check_worker(config, model, room, place.folder)
+        check_worker(config, model, room, place.folder, bool(place.spec.replaces))
     use_threads(config.engine.threads, ranks * (topology.prefill_workers + topology.decode_workers))
     has_graphs = config.engine.cuda_graphs is not Graphs.OFF and device.type == "cuda"
     plain = plain_model(place, device)
@@ -107,7 +101,7 @@ def _num_blocks(place: Place, ranks: RankLinks) -> int:
     engine, topology = config.engine, config.topology
     if device.type == "cpu":
         return room.limits.num_blocks
-    if engine.cache_mb is None and config.launcher is Launcher.LOCAL:
+    if engine.kv_memory_mb is None and config.launcher is Launcher.LOCAL:
         check_shared(engine.tensor_parallel_size * (topology.prefill_workers + topology.decode_workers))
     if ranks.size > 1:
         place.signs.stage(Stage.RANKS)
@@ -115,7 +109,7 @@ def _num_blocks(place: Place, ranks: RankLinks) -> int:
         ranks.total(torch.zeros(1, device=device))  # NCCL connects now, so its memory is not counted as free
     free = free_memory(device) or 0
     needs, reserve = demand(config, model, room, place.folder), engine.gpu_reserve_mb << 20
-    left = ranks.least(cache_room(str(device), free, engine.cache_mb, needs, reserve))
+    left = ranks.least(cache_room(str(device), free, engine.kv_memory_mb, needs, reserve))
     limits = capacity(config, model, left).limits
     log.info("the device cache holds %d tokens: %d MB of what %s has left", limits.num_tokens, left >> 20, device)
     return limits.num_blocks

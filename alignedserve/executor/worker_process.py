@@ -10,13 +10,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from alignedserve.architectures.model_source import cache_directory
-from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.core import FREE_COPIES
 from alignedserve.cost.profile import Profile
-from alignedserve.cost.trials import Bounds
 from alignedserve.engine.device.devices import finish, gpu_uuid
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.profiling import Meter, start_profile, subject_of
+from alignedserve.engine.profiling import Meter, bounds_of, start_profile, subject_of
 from alignedserve.executor.building import build_rank
 from alignedserve.executor.leading import LeadingEngine, follow, say_nothing, saying_to
 from alignedserve.executor.loading import capture_steps, steps_ahead
@@ -94,7 +92,7 @@ def _known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None
         log.info("the durations of steps are unknown until some have run, because engine.profile_s is 0")
         return None
     folder, subject = cache_directory(given), subject_of(engine, part.folder)
-    bounds = Bounds(room.limits, room.max_model_len, isinstance(engine.config, EncoderConfig))
+    bounds = bounds_of(engine, room.limits, room.max_model_len)
     meter = Meter(engine, synchronize=lambda: finish(engine.device))
     part.signs.stage(Stage.TURN)
     with one_at_a_time(folder, part.signs.advance):  # two would disturb each other

@@ -12,15 +12,17 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.model_source import at_revision_of, without_revision
 from alignedserve.config.choices import DeviceKind
 from alignedserve.config.config import Config
-from alignedserve.core import Role
-from alignedserve.errors import AlignedServeError
+from alignedserve.core import WORKERS, Role
+from alignedserve.errors import AlignedServeError, MemoryTooSmall
 from alignedserve.launch.actors import LOOK_S, Actors, placing_of
 from alignedserve.launch.bounded import BoundedEnd
 from alignedserve.launch.deployment import RunningDeployment
@@ -28,14 +30,20 @@ from alignedserve.launch.host import say
 from alignedserve.launch.orders import Reloading
 from alignedserve.launch.placing import NAMED, Group, NodeType, NoPlace, Placing, node_types
 from alignedserve.launch.plan import new_deployment, parts_of, specs_of
+from alignedserve.machine.gpus import gpu_memory
+from alignedserve.machine.resources import memory
 from alignedserve.protocol.messages import rank_of
 from alignedserve.safe_path import ABOVE
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import PartSpec
+from alignedserve.sizing.capacity import capacity
+from alignedserve.sizing.memory import FreeMemory, num_workers
 from alignedserve.sizing.model_folder import model_folder
+from alignedserve.sizing.sizes import told, with_sizes
 from alignedserve.store.storage import check_storage
 
 CONNECT_S = 5.0
+ASK_S = 20.0  # for a node to start a process and say how large its GPUs are
 STORE_BYTES = 80 << 20  # of Ray's object store, about its smallest size: nothing is put there
 LOGS_S = 0.5  # for the last log lines of the parts to come through Ray, which looks for them every 0.1 s
 
@@ -71,6 +79,8 @@ def serve_on_cluster(config: Config, reloading: Reloading) -> int:
         host = ray.util.get_node_ip_address()
         with bind(host, 0) as router:  # bound as long as this process lives, as in `serve`
             config, groups = _wait_for_nodes(ray, config, types)
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            config = size_by_nodes(config, nodes, groups, _least_gpu(ray) if config.engine.on_gpu else None)
             specs = _plan(config, groups, host, f"tcp://{host}:{router.getsockname()[1]}")
             host = Actors(ray, config, specs[0].deployment, groups, types=types)
             deployment = RunningDeployment(config, specs, reloading, host, ending=ending)
@@ -158,6 +168,42 @@ def decide_by_nodes(config: Config, placing: Placing) -> Config:
         engine = replace(engine, device=DeviceKind.CUDA if on_gpus else DeviceKind.CPU)
     reserved = float(engine.on_gpu) if gpus is None else gpus
     return replace(config, engine=engine, ray=replace(config.ray, gpus_per_worker=reserved))
+
+
+def _least_gpu(ray: Any) -> int | None:
+    """Return the bytes of the smallest GPU of the nodes; None where none tells in time."""
+    ask = ray.remote(num_cpus=0, max_retries=0)(gpu_memory)
+    on = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
+    asked = [ask.options(scheduling_strategy=on(node, soft=False)).remote() for node in nodes]
+    told, _ = ray.wait(asked, num_returns=len(asked), timeout=ASK_S) if asked else ([], [])
+    with suppress(ray.exceptions.RayError):
+        return min((found for found in ray.get(told) if found is not None), default=None)
+    return None
+
+
+def size_by_nodes(
+    config: Config, nodes: Sequence[Mapping[str, float]], groups: Sequence[Group], gpu: int | None = None
+) -> Config:
+    """Return the config with KV memory and a context for the node that offers least memory, with all workers of the
+    largest group on it; on GPUs for the smallest `gpu`. Each node's pool and threads are sized there, and its workers
+    look at what is free there, so an offer that is too small refuses nothing."""
+    folder = model_folder(config)
+    model, workers = read_config(folder), num_workers(config)
+    offered = [int(node["memory"]) for node in nodes if "memory" in node and node.get("CPU")]  # no worker is on heads
+    found = memory()
+    least = min(offered) if offered else None if found is None else found.available
+    together = max(sum(name.partition("-")[0] in WORKERS for name in group) for group in groups)
+    free = FreeMemory(None if least is None else least * workers // max(1, together), shared=1 << 60, gpu=gpu)
+    try:
+        sized = with_sizes(config, model, folder, free)
+    except MemoryTooSmall as error:
+        say(f"warning: by what the nodes offer, {error}")
+        sized = with_sizes(config, model, folder, replace(free, available=None))
+    for line in told(config, sized, model, capacity(sized, model), free):
+        if line.startswith(("context", "kv")):
+            say(line)
+    return replace(config, engine=replace(sized.engine, threads=config.engine.threads))
 
 
 def _advice(config: Config, decided: Config) -> str:

@@ -35,6 +35,7 @@ from alignedserve.shell.links import PREFIX, remove_sockets
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import PartSpec
 from alignedserve.sizing.accelerator import choose, decide
+from alignedserve.sizing.claims import Claim
 from alignedserve.sizing.model_folder import dummy_warning, model_folder, with_model
 from alignedserve.store.storage import check_storage
 from alignedserve.tracing.traces import check_collector
@@ -86,18 +87,21 @@ def _go_on(left: LeftParts, servers: ForkServers, reloading: Reloading, record: 
     specs = left.record.specs
     config = parse(specs[0].config)
     say(f"it goes on with what a launcher that was killed has left: {', '.join(left.processes)}")
-    with _kept_clean(config, specs, record):
+    claim = Claim.join(Path(config.kvpool.directory), specs[0].deployment, as_worker=False)
+    with _kept_clean(config, specs, record, claim):
         host = ProcessHost(servers, left)
         return RunningDeployment(config, specs, reloading, host, record=record, left=left).run()
 
 
 @contextmanager
-def _kept_clean(config: Config, specs: Sequence[PartSpec], record: RecordFile) -> Iterator[None]:
+def _kept_clean(config: Config, specs: Sequence[PartSpec], record: RecordFile, claim: Claim | None) -> Iterator[None]:
     """Leave nothing of the deployment when it ends."""
     try:
         yield
     finally:
         record.remove()
+        if claim is not None:
+            claim.close()
         remove_ended(Path(config.kvpool.directory), PREFIX, specs[0].deployment)
         remove_sockets(specs[0].deployment)
 
@@ -116,8 +120,11 @@ def _serve_here(config: Config, servers: ForkServers, reloading: Reloading, reco
     jobs = check_storage(config.jobs, named, config.server.port)
     config = replace(config, model=str(folder), served_model_name=named, jobs=jobs)
     outlive_s = OUTLIVE_S if record.is_kept else 0.0
-    specs = [replace(spec, outlive_s=outlive_s) for spec in plan(config)]
-    with _kept_clean(config, specs, record):
+    planned = plan(config)
+    config, specs = planned.config, [replace(spec, outlive_s=outlive_s) for spec in planned.specs]
+    for line in planned.sizes:
+        say(line)
+    with _kept_clean(config, specs, record, planned.claim):
         if config.launcher is Launcher.RAY:
             from alignedserve.launch.cluster import serve_on_ray
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alignedserve.architectures.families.model_config import read_config
@@ -22,8 +22,17 @@ from alignedserve.shell.links import PREFIX, inbox, remove_dead_sockets
 from alignedserve.shell.part import PartSpec
 from alignedserve.sizing.adapters import check_names
 from alignedserve.sizing.capacity import capacity
-from alignedserve.sizing.memory import SHARED_RECORDS, check_machine, shared_memory, use_of, with_pool_memory
+from alignedserve.sizing.claims import Claim, one_plans
+from alignedserve.sizing.memory import (
+    SHARED_RECORDS,
+    FreeMemory,
+    check_machine,
+    machine_demand,
+    shared_memory,
+    use_of,
+)
 from alignedserve.sizing.model_folder import model_folder
+from alignedserve.sizing.sizes import told, with_sizes
 from alignedserve.store.storage import is_on
 
 LOOPBACK = "127.0.0.1"
@@ -57,7 +66,17 @@ def check_open_files(config: Config) -> None:
         )
 
 
-def plan(config: Config) -> list[PartSpec]:
+@dataclass(frozen=True)
+class Plan:
+    """A deployment on one machine."""
+
+    config: Config  # with all sizes
+    specs: list[PartSpec]
+    sizes: list[str]  # in lines for the user
+    claim: Claim
+
+
+def plan(config: Config) -> Plan:
     """Return the parts of a deployment on one machine, after all checks that need no process."""
     folder = model_folder(config)
     model = read_config(folder)
@@ -65,12 +84,15 @@ def plan(config: Config) -> list[PartSpec]:
     directory = Path(config.kvpool.directory)
     remove_stale(directory, PREFIX)
     remove_dead_sockets()
-    config = with_pool_memory(config, model, folder)
-    room = capacity(config, model)
-    check_space(directory, SHARED_RECORDS + shared_memory(config, model, room), use_of(config))
     check_names(config)
-    check_machine(config, model, room, folder)
     deployment = new_deployment()
+    with one_plans():
+        asked, free = config, FreeMemory.here(directory)
+        config = with_sizes(config, model, folder, free)
+        room = capacity(config, model)
+        check_space(directory, SHARED_RECORDS + shared_memory(config, model, room), use_of(config))
+        check_machine(config, model, room, folder, free)
+        claim = Claim.make(directory, deployment, machine_demand(config, model, room, folder))
     router = inbox(deployment, ROUTER)
     parts = [
         (role, f"{name}{rank_suffix(rank)}", rank)
@@ -78,7 +100,8 @@ def plan(config: Config) -> list[PartSpec]:
         for rank in range(config.engine.tensor_parallel_size if role in WORKERS else 1)
     ]
     specs, devices = specs_of(config, parts, lambda _: "local", deployment, LOOPBACK, router), itertools.count()
-    return [replace(spec, device=next(devices) if spec.role in WORKERS else 0, is_private=True) for spec in specs]
+    placed = [replace(spec, device=next(devices) if spec.role in WORKERS else 0, is_private=True) for spec in specs]
+    return Plan(config, placed, told(asked, config, model, room, free), claim)
 
 
 def specs_of(

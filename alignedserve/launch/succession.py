@@ -30,6 +30,7 @@ import msgspec
 
 from alignedserve.errors import AlignedServeError
 from alignedserve.locks import locked, open_private
+from alignedserve.machine.living_process import LivingProcess
 from alignedserve.protocol.messages import Life
 from alignedserve.protocol.wire import VERSION
 from alignedserve.shell.control import door_of, private_socket
@@ -50,27 +51,6 @@ UNKNOWN_CODE = "a code that only its own launcher was told"
 def may_outlive() -> bool:
     """Return whether this system tells a process of the end of one that is not its child."""
     return sys.platform == "linux" and hasattr(os, "pidfd_open")
-
-
-@dataclass(frozen=True)
-class LivingProcess:
-    """A process, for as long as it lives: another one may have its pid later."""
-
-    pid: int
-    began: int  # by the kernel's clock
-
-    @classmethod
-    def of(cls, pid: int) -> LivingProcess | None:
-        """Return the process with this pid; None if it has ended."""
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        except OSError:
-            return None
-        return None if fields[0] in "ZX" else cls(pid, int(fields[19]))
-
-    @property
-    def lives(self) -> bool:
-        return LivingProcess.of(self.pid) == self
 
 
 # --- A launcher

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+_FEW_CORES = 2
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 
@@ -32,6 +33,15 @@ def usable_cores() -> float:
         if quota.isdigit() and period.isdigit():
             cores = min(cores, int(quota) / int(period))
     return cores
+
+
+def threads_of_each(workers: int) -> int:
+    """Return the compute threads of each of so many workers: its share of the cores, less a core for all else.
+
+    With two cores none is left out: it would be half of them, and the other processes use a tenth of a core.
+    """
+    cores = int(usable_cores())
+    return max(1, (cores if cores <= _FEW_CORES else cores - 1) // workers)
 
 
 def memory() -> MachineMemory | None:

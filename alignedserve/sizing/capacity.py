@@ -17,8 +17,6 @@ from alignedserve.kvpool.arena.extents import TOGETHER, Extents, PageBytes
 from alignedserve.sizing.model_folder import check_dummy
 
 _MIB = 1 << 20
-_CACHES = 4  # the pool's memory, in device caches of all decode workers, where memory allows
-_GPU_CACHE_MB = 16_384  # assumed of a GPU whose driver tells nothing
 
 
 @dataclass(frozen=True)
@@ -50,11 +48,32 @@ class Capacity:
 
 
 def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Capacity:
-    """Return the capacity of each worker, or of each rank where ranks share a model and each holds a share.
+    """Return the capacity of each worker, or of each rank where ranks share a model and each holds a share; raise a
+    ConfigError where the longest request does not fit.
 
     Where the device cache takes what a GPU has left, only the worker knows its size: `left`, in bytes, once its weights
     are loaded. Every other process sees no blocks.
     """
+    room, engine = layout(config, model, left), config.engine
+    limits, longest = room.limits, room.max_model_len
+    held = limits.least_held(longest)  # at once, by the longest request
+    if engine.kv_memory_mb is not None:
+        needed_mb = kv_mb(config, room, model, held)
+        _holds_longest("--kv-memory-mb", engine.kv_memory_mb, limits.num_tokens, held, needed_mb)
+    elif left is not None and limits.num_tokens < held:
+        raise ConfigError(
+            f"{left // _MIB} MB are left for KV on this GPU, which hold {limits.num_tokens} tokens, one request may"
+            f" have {held}: lower --max-model-len to {limits.num_tokens}"
+        )
+    if not config.topology.colocated and (given_mb := config.kvpool.memory_mb) is not None:
+        tokens = room.num_pages * config.page_size
+        _holds_longest("--pool-memory-mb", given_mb, tokens, held, least_pool_mb(config, model))
+    return room
+
+
+def layout(config: Config, model: ModelConfig, left: int | None = None) -> Capacity:
+    """Return the capacity, whether or not the longest request fits. A cache whose size nobody has decided yet has no
+    blocks, and such a pool the fewest pages."""
     engine, pool = config.engine, config.kvpool
     dtype = _dtype(config, model)
     if model.stored is not None:
@@ -62,45 +81,31 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
     check_dummy(config, model)
     longest = min(engine.max_model_len or model.max_positions, model.max_positions)
     if engine.max_model_len and engine.max_model_len > model.max_positions:
-        raise ConfigError(f"engine.max_model_len {engine.max_model_len} exceeds the model's {model.max_positions}")
+        raise ConfigError(f"--max-model-len {engine.max_model_len} exceeds the model's {model.max_positions}")
     ranks = engine.tensor_parallel_size
-    model = model.share(ranks)
+    whole, model = model, model.share(ranks)
     if config.policy.block_use.keeps_hidden and model.why_not_hidden is not None:
         raise ConfigError(f"schedule.cache cannot be hybrid: {model.why_not_hidden}: set it to kv")
     if engine.kv_dtype is KvDtype.INT8 and model.why_not_int8 is not None:
         raise ConfigError(f"engine.kv_dtype cannot be int8: {model.why_not_int8}: set it to auto")
-    cache_mb, pool_mb = engine.cache_mb, pool.memory_mb or wanted_pool_mb(config, model)
-    cache = cache_mb * _MIB if cache_mb is not None else left or 0
+    pool_mb = pool.memory_mb or least_pool_mb(config, whole)
+    cache = engine.kv_memory_mb * _MIB if engine.kv_memory_mb is not None else left or 0
     num_blocks = cache // model.kv_bytes(engine.block_size, dtype, engine.kv_dtype)
     reach = model.reach if config.policy.drops else None
     layers = model.fold if config.policy.drops else None
     fold = None if layers is None else layers.fold
     step_tokens = most_in_step(model, engine.step_tokens)
     limits = WorkerLimits(num_blocks, engine.block_size, config.page_size, step_tokens, engine.seats, reach, fold)
-    held = limits.least_held(longest)  # at once, by the longest request
     sizes = _page_bytes(config, model, dtype)
     extents = sizes.divide(pool_mb * _MIB // ranks // sizes.kv)
-    if cache_mb is not None:
-        _holds_longest("engine.kv_memory_mb", cache_mb, limits.num_tokens, held)
-    elif left is not None and limits.num_tokens < held:
-        raise ConfigError(
-            f"{left // _MIB} MB are left for KV on this GPU, which hold {limits.num_tokens} tokens, one request may"
-            f" have {held}: lower engine.max_model_len to {limits.num_tokens}"
-        )
-    if not config.topology.colocated:
-        pages = extents.num_pages(extents.first_kind)
-        _holds_longest("kvpool.memory_mb", pool_mb, pages * config.page_size, held)
     return Capacity(dtype, engine.kv_dtype, longest, extents, sizes, limits)
 
 
-def wanted_pool_mb(config: Config, model: ModelConfig | None = None, gpu_cache_mb: int | None = None) -> int:
-    """Return the memory that the pool would have with its default, were there enough; without a model, for one that
-    writes text. `gpu_cache_mb` is what a GPU will have for KV, where that is known."""
-    if model is not None and not model.keeps_kv:
-        return least_pool_mb(config, model)
+def kv_mb(config: Config, room: Capacity, model: ModelConfig, tokens: int) -> int:
+    """Return the least memory of a device cache for so many tokens, in MB."""
     engine = config.engine
-    ranks = config.topology.decode_workers * engine.tensor_parallel_size
-    return _CACHES * ranks * (engine.cache_mb or gpu_cache_mb or _GPU_CACHE_MB)
+    of_block = room.kv_bytes(model.share(engine.tensor_parallel_size), engine.block_size)
+    return units_for(units_for(tokens, engine.block_size) * of_block, _MIB)
 
 
 def least_pool_mb(config: Config, model: ModelConfig) -> int:
@@ -116,11 +121,6 @@ def _dtype(config: Config, model: ModelConfig) -> str:
     return model.dtype if config.engine.dtype is Dtype.AUTO else config.engine.dtype.value
 
 
-def pool_mb_within(wanted_mb: int, *free: int) -> int:
-    """Return the memory of a pool that takes at most half of each of these, in bytes."""
-    return max(1, min(wanted_mb, *(bytes_free // 2 // _MIB for bytes_free in free)))
-
-
 def _page_bytes(config: Config, model: ModelConfig, dtype: str) -> PageBytes:
     """Return the bytes of a page for what the pool keeps."""
     pool, tokens = config.kvpool, config.page_size
@@ -129,10 +129,11 @@ def _page_bytes(config: Config, model: ModelConfig, dtype: str) -> PageBytes:
     return PageBytes(model.kv_bytes(tokens, dtype, config.engine.kv_dtype), int8)
 
 
-def _holds_longest(path: str, given_mb: int, tokens: int, longest: int) -> None:
+def _holds_longest(flag: str, given_mb: int, tokens: int, longest: int, needed_mb: int) -> None:
     """Refuse memory that the longest request does not fit in: that request would be accepted and wait for ever."""
     if tokens < longest:
-        shorter = f", or lower engine.max_model_len to {tokens}" if tokens else ""
+        shorter = f", or lower --max-model-len to {tokens}" if tokens else ""
         raise ConfigError(
-            f"{path} {given_mb} holds {tokens} tokens, but one request may have {longest}: raise {path}{shorter}"
+            f"{flag} {given_mb} holds {tokens} tokens, but one request may have {longest}: {flag} {needed_mb} does"
+            f"{shorter}"
         )

@@ -17,16 +17,38 @@ from alignedserve.architectures.weight_files import (
 )
 from alignedserve.config.choices import LoadFormat, TransportName
 from alignedserve.config.config import Config
-from alignedserve.errors import ArenaTooSmall, MemoryTooSmall
+from alignedserve.errors import MemoryTooSmall
 from alignedserve.kvpool.arena.shared_files import DEVICE_CACHE, POOL, Use
 from alignedserve.machine.gpus import gpu_memory
 from alignedserve.machine.resources import memory
 from alignedserve.sizing.adapters import adapter_room
-from alignedserve.sizing.capacity import Capacity, capacity, least_pool_mb, pool_mb_within, wanted_pool_mb
+from alignedserve.sizing.capacity import Capacity
+from alignedserve.sizing.claims import claimed
 
 _MIB = 1 << 20
+SHARE_LEFT = 0.15  # of free memory, which stays free
 SHARED_RECORDS = 2 * _MIB  # beside the pool: what gateways count of callers, and the adapters that are loaded
 BATCH_SHARE = 0.4  # of a decode worker's device that the pool fills with one batch (kvpool/batching.py)
+
+
+@dataclass(frozen=True)
+class FreeMemory:
+    """The memory that a deployment may plan with, in bytes; None where the system does not tell."""
+
+    available: int | None  # without what running deployments may still take
+    shared: int  # in the pool's directory
+    gpu: int | None = None  # of the smallest visible GPU, used or not: a pool that starts again finds its workers there
+
+    @classmethod
+    def here(cls, directory: Path) -> FreeMemory:
+        found, there = memory(), os.statvfs(directory)
+        available = None if found is None else max(0, found.available - claimed(directory))
+        return cls(available, there.f_bavail * there.f_frsize, gpu_memory())
+
+    @property
+    def usable(self) -> int | None:
+        """Return what is planned with: the rest stays for other programs, and for our processes' own memory."""
+        return None if self.available is None else int((1 - SHARE_LEFT) * self.available)
 
 
 @dataclass(frozen=True)
@@ -128,46 +150,6 @@ def _shares(config: Config, model: ModelConfig, room: Capacity, folder: Path) ->
     return quantization.num_bytes(layers, experts, head, whole) // ranks + embedding
 
 
-def with_pool_memory(config: Config, model: ModelConfig, folder: Path) -> Config:
-    """Return the config with a size of the pool for this machine, where none is given: what the workers need comes
-    first, and at most half of what is free in memory and in shared memory is the pool's, but all of the latter where
-    the longest request needs it. Raise ArenaTooSmall where that is too little."""
-    if config.kvpool.memory_mb is not None:
-        return config
-    room, found, there = capacity(config, model), memory(), os.statvfs(config.kvpool.directory)
-    free = there.f_bavail * there.f_frsize
-    left = [max(0, 2 * (free - SHARED_RECORDS))]
-    if found is not None:
-        left.append(found.available)
-        if not config.engine.on_gpu:
-            workers, _, checkpoints = _of_workers(config, model, room, folder)
-            left.append(2 * (found.available - workers - checkpoints))
-    if _maps_files(config):
-        left.append(2 * (free - shared_memory(config, model, room, with_pool=False)))
-    wanted_mb = wanted_pool_mb(config, model, _gpu_cache_mb(config, model, room, folder))
-    memory_mb, least_mb = pool_mb_within(wanted_mb, free, *left), least_pool_mb(config, model)
-    if memory_mb < least_mb and not config.topology.colocated:
-        memory_mb = least_mb
-        if free - SHARED_RECORDS < least_mb * _MIB:
-            raise ArenaTooSmall(
-                f"{config.kvpool.directory} has {free // _MIB} MB free, and one request of {room.max_model_len} tokens"
-                f" takes {least_mb} MB of the KV pool there: start the container with --shm-size="
-                f"{2 * (least_mb + SHARED_RECORDS // _MIB)}m or more, lower engine.max_model_len, or serve"
-                " --topology colocated, which needs no pool for that"
-            )
-    return replace(config, kvpool=replace(config.kvpool, memory_mb=memory_mb))
-
-
-def _gpu_cache_mb(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> int | None:
-    """Return about how much memory a GPU will have for KV; None where nobody can tell. Its worker knows it once it has
-    loaded the weights (engine/device/devices.py), and the pool is made before that."""
-    if config.engine.cache_mb is not None or (whole := gpu_memory()) is None:
-        return None
-    needs = demand(config, model, room, folder)
-    left = (whole - needs.weights - needs.step) // _MIB - config.engine.gpu_reserve_mb
-    return left if left > 0 else None  # then its worker says what is to be done
-
-
 def why_too_small(config: Config, room: Capacity) -> str | None:
     """Return why the pool is too small for batches to mean anything, or None; on GPUs caches are not known before."""
     tokens, batch = room.num_pages * config.page_size, int(BATCH_SHARE * room.limits.num_tokens)
@@ -179,71 +161,106 @@ def why_too_small(config: Config, room: Capacity) -> str | None:
     first = f"give {config.kvpool.directory} more than its {shared_mb} MB (--shm-size of a container), and "
     return (
         f"the KV pool holds {tokens} tokens, a decode worker's batch may have {batch}: it can group few requests by"
-        f" length, and keeps few prefixes; {first if shared_mb < 2 * needed_mb else ''}raise kvpool.memory_mb"
+        f" length, and keeps few prefixes; {first if shared_mb < 2 * needed_mb else ''}raise --pool-memory-mb"
         f" from {config.kvpool.memory_mb} to {needed_mb}"
     )
 
 
 def shared_memory(config: Config, model: ModelConfig, room: Capacity, with_pool: bool = True) -> int:
     """Return the shared memory that the parts of one machine take: arenas, and device caches that other parts map."""
-    ranks, topology = config.engine.tensor_parallel_size, config.topology
-    pool = ranks * room.num_pages * room.page_bytes if with_pool else 0
-    if not _maps_files(config):
+    ranks, pool = config.engine.tensor_parallel_size, _pool_bytes(config, room) if with_pool else 0
+    if not maps_files(config):
         return pool
-    workers = ranks * (topology.prefill_workers + topology.decode_workers)
-    return pool + workers * room.cache_bytes(model.share(ranks))
+    return pool + num_workers(config) * room.cache_bytes(model.share(ranks))
 
 
 def use_of(config: Config) -> Use:
-    if not _maps_files(config):
+    if not maps_files(config):
         return POOL
     return Use("the KV pool with the workers' device caches (transport ipc)", f"{POOL.flag}, {DEVICE_CACHE.flag}")
 
 
-def _maps_files(config: Config) -> bool:
+def maps_files(config: Config) -> bool:
     return config.transport is TransportName.IPC and not config.engine.on_gpu
 
 
-def check_worker(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> None:
-    """Check the memory for this process, which becomes a worker; other workers may have taken their memory already."""
-    _check(config, demand(config, model, room, folder), 1, 0)
+def check_worker(config: Config, model: ModelConfig, room: Capacity, folder: Path, replaces: bool = False) -> None:
+    """Check the memory for this process, which becomes a worker; other workers may have taken their memory already. One
+    that `replaces` another takes memory for KV only as that one frees it."""
+    needs, found = demand(config, model, room, folder), memory()
+    if found is not None:
+        needs = replace(needs, cache=0) if replaces else needs
+        _check(config, model, room, folder, needs, 1, 0, found.available)
 
 
-def check_machine(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> None:
+def check_machine(config: Config, model: ModelConfig, room: Capacity, folder: Path, free: FreeMemory) -> None:
     """Check that all workers and the pool fit on this machine. On GPUs each worker checks after loading weights."""
-    if config.engine.on_gpu:
+    if config.engine.on_gpu or free.available is None:
         return
-    pool = config.engine.tensor_parallel_size * room.num_pages * room.page_bytes
+    pool = _pool_bytes(config, room)
     _, workers, checkpoints = _of_workers(config, model, room, folder)
-    _check(config, demand(config, model, room, folder), workers, pool, checkpoints)
+    needs = demand(config, model, room, folder)
+    _check(config, model, room, folder, needs, workers, pool, free.available, checkpoints)
+
+
+def machine_demand(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> int:
+    """Return the bytes that workers and the pool may come to in this machine's own memory."""
+    if config.engine.on_gpu:
+        return _pool_bytes(config, room)
+    of_workers, _, checkpoints = _of_workers(config, model, room, folder)
+    return of_workers + _pool_bytes(config, room) + checkpoints
+
+
+def _pool_bytes(config: Config, room: Capacity) -> int:
+    return config.engine.tensor_parallel_size * room.num_pages * room.page_bytes
+
+
+def num_workers(config: Config) -> int:
+    """Return the ranks of all workers."""
+    topology = config.topology
+    return config.engine.tensor_parallel_size * (topology.prefill_workers + topology.decode_workers)
 
 
 def _of_workers(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> tuple[int, int, int]:
     """Return the bytes that all ranks of all workers need, how many ranks there are, and the bytes of checkpoints."""
     topology, ranks = config.topology, config.engine.tensor_parallel_size
-    workers = ranks * (topology.prefill_workers + topology.decode_workers)
+    workers = num_workers(config)
     num_places = config.policy.block_use.num_on_host(room.limits.num_blocks * room.limits.block_size)
     checkpoints = topology.decode_workers * ranks * room.kv_bytes(model.share(ranks), num_places)
     return workers * demand(config, model, room, folder).total, workers, checkpoints
 
 
-def _check(config: Config, rank: MemoryDemand, workers: int, pool: int, checkpoints: int = 0) -> None:
+def _check(
+    config: Config,
+    model: ModelConfig,
+    room: Capacity,
+    folder: Path,
+    rank: MemoryDemand,
+    workers: int,
+    pool: int,
+    available: int,
+    checkpoints: int = 0,
+) -> None:
     """Raise MemoryTooSmall where the demand exceeds memory; `checkpoints` are bytes of all workers."""
-    found = memory()
     needed = workers * rank.total + pool + checkpoints
-    if found is None or needed <= found.available:
-        return
+    if needed > available:
+        more = f", checkpoints {checkpoints // _MIB}" if checkpoints else ""
+        advice = _advice(config, rank, workers, available, pool, checkpoints)
+        advice = advice or lighter(config, model, room, folder, 0, (available - pool) // workers)
+        there = f"{available // _MIB} MB of memory are available"
+        raise MemoryTooSmall(f"{there}, {too_much(config, rank, workers, pool, needed)}{more}: {advice}")
+
+
+def too_much(config: Config, rank: MemoryDemand, workers: int, pool: int, needed: int) -> str:
+    """Return how much is needed, in words."""
     noun = "rank" if config.engine.tensor_parallel_size > 1 else "worker"
     each = f"a {noun} takes" if workers == 1 else f"each of {workers} {noun}s takes"
     and_pool = f", the KV pool {pool // _MIB}" if pool else ""
-    and_more = f", checkpoints {checkpoints // _MIB}" if checkpoints else ""
-    raise MemoryTooSmall(
-        f"{found.available // _MIB} MB of memory are available, {-(-needed // _MIB)} are needed:"
-        f" {each} {rank}{and_pool}{and_more}: {_advice(config, rank, workers, found.available, pool, checkpoints)}"
-    )
+    return f"{-(-needed // _MIB)} are needed: {each} {rank}{and_pool}"
 
 
 def _advice(config: Config, rank: MemoryDemand, workers: int, available: int, pool: int, checkpoints: int) -> str:
+    """Return which number to lower; empty where that would not be enough."""
     if checkpoints and workers * rank.total + pool <= available:
         fitting = config.schedule.checkpoints * (available - workers * rank.total - pool) / checkpoints
         return f"lower schedule.checkpoints from {config.schedule.checkpoints:g} to {int(100 * fitting) / 100:g}"
@@ -251,14 +268,25 @@ def _advice(config: Config, rank: MemoryDemand, workers: int, available: int, po
     loads = rank.weights + rank.loading <= share
     fitting = (share - rank.weights - rank.step) // _MIB
     if loads and fitting > 0:
-        return f"lower engine.kv_memory_mb from {config.engine.cache_mb} to {fitting}"
+        return f"lower --kv-memory-mb from {config.engine.kv_memory_mb} to {fitting}"
     smaller_pool = (available - workers * rank.total) // _MIB
     if pool and smaller_pool > 0:
-        return f"lower kvpool.memory_mb from {config.kvpool.memory_mb} to {smaller_pool}"
+        return f"lower --pool-memory-mb from {config.kvpool.memory_mb} to {smaller_pool}"
     if loads and rank.weights + rank.step > share:
-        return f"lower engine.max_step_tokens from {config.engine.step_tokens}, and engine.kv_memory_mb"
-    if rank.dtype == "float32" and rank.weights // 2 < share:
-        return "set engine.dtype to bfloat16, which halves the weights, or take a smaller model"
-    if rank.dtype in DTYPE_BYTES and rank.weights // DTYPE_BYTES[rank.dtype] < share:  # neither is quantised
-        return "set engine.quantization to int8, which leaves a byte of each weight, or take a smaller model"
+        return f"lower --max-step-tokens from {config.engine.step_tokens}, and --kv-memory-mb"
+    return ""
+
+
+def lighter(config: Config, model: ModelConfig, room: Capacity, folder: Path, cache: int, share: int) -> str:
+    """Return how weights may be kept so that a worker with this cache fits into its share of memory, in words."""
+    engine = config.engine
+    if room.dtype == "float32":
+        halved = demand(config, model, replace(room, dtype="bfloat16"), folder)
+        if replace(halved, cache=cache // 2).total <= share:
+            return "say --dtype bfloat16, which halves the weights, or take a smaller model"
+    forms = (Quantization.INT8, Quantization.INT4) if engine.quantization is Quantization.NONE else ()
+    for form in () if model.stored is not None else forms:
+        kept = demand(replace(config, engine=replace(engine, quantization=form)), model, room, folder)
+        if replace(kept, cache=cache).total <= share:
+            return f"say --quantization {form.value}, which keeps a weight in {form.bits} bits, or take a smaller model"
     return "take a smaller model or fewer workers"

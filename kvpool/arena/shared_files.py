@@ -61,6 +61,20 @@ def is_held(directory: Path, name: str) -> bool:
         return held
 
 
+def is_stale(path: Path) -> bool:
+    """Return whether no process holds this file; what belongs to another user counts as held."""
+    with alone(path.parent):
+        try:
+            fd = open_file(path)
+        except PermissionError:
+            return False
+        if fd is None:
+            return True
+        stale = _is_lockable(fd)
+        os.close(fd)
+        return stale
+
+
 def remove_stale(directory: Path, prefix: str, living: str = "/") -> tuple[Path, ...]:
     """Remove the arenas and holder locks with that prefix that no process holds, and return their paths. A deployment
     that is `living` keeps its own: the next life of a part reads what the last one noted."""
@@ -143,13 +157,13 @@ def alone(directory: Path) -> Iterator[None]:
     if not directory.is_dir():
         raise ArenaError(f"{directory} does not exist: the KV pool needs a directory in shared memory")
     try:
-        with locked(_lock_folder() / ALONE, _ALONE_S):
+        with locked(lock_folder() / ALONE, _ALONE_S):
             yield
     except (LockHeld, NotPrivate) as error:
         raise ArenaError(str(error)) from None
 
 
-def _lock_folder() -> Path:
+def lock_folder() -> Path:
     """Return our folder in shared memory, which deployments with different TMPDIRs share; or else one in TMPDIR."""
     name = f"alignedserve-{os.getuid()}"
     return private_folder(Path("/dev/shm", name), Path(tempfile.gettempdir(), name))

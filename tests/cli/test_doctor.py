@@ -22,7 +22,7 @@ from alignedserve.kernels.dispatch.paged_libraries import PAGE
 from alignedserve.kvpool.arena import numa
 from alignedserve.machine import resources
 from alignedserve.machine.resources import MachineMemory
-from alignedserve.sizing import accelerator
+from alignedserve.sizing import accelerator, memory
 from alignedserve.sizing.accelerator import DeviceChoice
 from tests.rare import rare
 
@@ -55,12 +55,24 @@ def test_a_sound_machine_can_serve(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_weights_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "memory", lambda: MachineMemory(10**11, 32 * 10**9, None))
+    found = MachineMemory(10**11, 32 * 10**9, None)
+    monkeypatch.setattr(resources, "memory", lambda: found)
+    monkeypatch.setattr(memory, "memory", lambda: found)
+    monkeypatch.setattr(memory, "claimed", lambda _: 0)
+    monkeypatch.setattr(doctor, "claimed", lambda _: 0)
     assert _found("weights").what == (
-        "a billion parameters take 2.0 GB in bfloat16, 16 billion fit;"
-        " 1.1 GB with --quantization int8, 30 billion fit; 0.6 GB with --quantization int4, 51 billion fit"
+        "a billion parameters take 2.0 GB in bfloat16, 14 billion fit;"
+        " 1.1 GB with --quantization int8, 26 billion fit; 0.6 GB with --quantization int4, 44 billion fit"
     )
-    monkeypatch.setattr(resources, "memory", lambda: None)
+    assert _found("memory").what == (
+        "30517 MB available of 95367 MB; a deployment plans with 25939: 15% stay for other programs"
+    )
+    monkeypatch.setattr(memory, "claimed", lambda _: 10**10)
+    monkeypatch.setattr(doctor, "claimed", lambda _: 10**10)
+    assert _found("memory").what.endswith(
+        "with 17833: 15% stay for other programs, and running deployments may take 9536"
+    )
+    monkeypatch.setattr(memory, "memory", lambda: None)
     assert "fit" not in _found("weights").what
 
 
@@ -231,7 +243,7 @@ def test_it_says_what_the_pool_comes_to_where_no_size_is_given(monkeypatch: pyte
     monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(1024 << 20, 0, 1000 << 20))
     found = _found("/dev/shm")
     assert found.state is Presence.FOUND
-    assert "the KV pool would take 500" in found.what
+    assert "the KV pool takes half of it at most (--pool-memory-mb)" in found.what
 
 
 @pytest.mark.parametrize(("free_mb", "state"), [(1, Presence.MISSING), (48, Presence.ABSENT)])

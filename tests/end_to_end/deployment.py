@@ -57,6 +57,7 @@ LOOK_S = 0.1  # each look at all processes, or at the gateway, takes some millis
 _SERVE = ("serve", "--dtype", "float32", "--served-model-name", NAME)  # later arguments may say otherwise
 # Workers that start do not measure steps and implementations first, each for seconds on all cores.
 _UNMEASURED = ("--profile-s", "0", "--set", "engine.tune_s=0")
+_SIZES = ("--kv-memory-mb", "512", "--pool-memory-mb", "256")  # tests run side by side
 _LOG_TAIL = 6_000
 # One client for all questions: making a client takes ten times the processor time of a question. Each question has a
 # connection of its own.
@@ -74,7 +75,8 @@ class Deployment:
     """`alignedserve serve` in a process of its own. `stop` ends it, or a test kills it.
 
     Its launcher is forked with everything loaded, and runs `plant` first: Python that puts a fault into the parts.
-    On Ray and with `by_command` it is started as users do. With `measured` its workers measure steps first."""
+    On Ray and with `by_command` it is started as users do. With `measured` its workers measure steps first.
+    Unless it `is_sized` its sizes follow the memory that is free."""
 
     def __init__(
         self,
@@ -88,13 +90,14 @@ class Deployment:
         by_command: bool = False,
         plant: str = "",
         measured: bool = False,
+        is_sized: bool = True,
     ) -> None:
         self.mark = uuid4().hex
         self.memory = memory
         self.began_at = time.monotonic()
         self._log = tempfile.NamedTemporaryFile(prefix="alignedserve-log-")  # noqa: SIM115  (closed by `forget`)
         given = ["--topology", topology, "--launcher", launcher, "--pool-directory", str(memory)]
-        given += ["--pool-memory-mb", "256"]  # or each deployment would take half of what is free
+        given += _SIZES if is_sized else []
         given += [] if measured else _UNMEASURED
         arguments: list[str | Path] = [model, "--port", "0", *given, *flags]
         options: dict[str, Any] = {"environment": environment, "typed_in": typed_in, "mark": self.mark}

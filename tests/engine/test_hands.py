@@ -32,6 +32,7 @@ from alignedserve.forms.orders import CopySlots
 from alignedserve.kernels.common import failing as failing_kernels
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.kvpool.arena.shared_files import remove_stale
+from alignedserve.machine import resources
 from alignedserve.protocol.commands import CopyIn, CopyOut, RunStep
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event
 from alignedserve.shell.clock import ClockOrigin
@@ -92,7 +93,7 @@ def hands(engine: Engine, path: Path) -> EngineHands:
 def test_a_worker_computes_with_its_share_of_the_cores_that_may_be_used(
     monkeypatch: pytest.MonkeyPatch, cores: float, workers: int, asked: int | None, threads: int
 ) -> None:
-    monkeypatch.setattr(engine_loading, "usable_cores", lambda: cores)
+    monkeypatch.setattr(resources, "usable_cores", lambda: cores)
     with torch_threads(1):
         use_threads(asked, workers)
         assert torch.get_num_threads() == threads

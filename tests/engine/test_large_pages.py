@@ -60,6 +60,8 @@ def test_a_device_cache_is_mapped_ahead_of_the_steps_and_keeps_its_numbers() -> 
     before = mapped_kb()
     large_pages.map_ahead(cache, 2, 0.0)
     assert mapped_kb() - before < 1 << 10, "there was no time"
+    large_pages.map_ahead(cache, 2, 60.0, most_bytes=12 << 20)
+    assert 9 << 10 < mapped_kb() - before < 20 << 10, "what nothing is written to is for others"
     large_pages.map_ahead(cache, 2, 60.0)
     assert mapped_kb() - before > 23 << 10
     assert cache.sum() == 2.0 * cache[1, 7].numel()

@@ -18,11 +18,13 @@ from alignedserve.cost.fit import Point
 from alignedserve.cost.model import Kind, Route
 from alignedserve.cost.profile import Subject, cached, load
 from alignedserve.cost.trials import Bounds, Trial, random_trials, trials
+from alignedserve.engine import profiling
 from alignedserve.engine.device.ranks import RankLinks
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.profiling import (
     Meter,
     TimedRun,
+    bounds_of,
     measure,
     measure_remaking,
     start_profile,
@@ -36,6 +38,15 @@ LIMITS = WorkerLimits(num_blocks=120, block_size=4, page_size=8, max_step_tokens
 BOUNDS = Bounds(LIMITS, MAX_POSITIONS)
 LARGE = Bounds(WorkerLimits(10_000, 16, 64, 512, 64), 2048)
 SUBJECT = Subject("tiny", "no cpu", "float32", 1, "0", "none")
+
+
+def test_most_of_a_large_device_cache_is_left_out(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would have to be written first, which takes seconds, and its memory."""
+    assert bounds_of(engine, LIMITS, MAX_POSITIONS) == BOUNDS
+    monkeypatch.setattr(profiling, "_MOST_FILLED", 1)
+    few = bounds_of(engine, LIMITS, MAX_POSITIONS)
+    assert few == Bounds(replace(LIMITS, num_blocks=16), MAX_POSITIONS), "a step of most tokens still fits"
+    assert {trial.shape.kind for trial in trials(few)} == {*Kind}
 
 
 class Ticks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -11,8 +12,9 @@ import pytest
 from alignedserve.config.choices import DeviceKind
 from alignedserve.config.config import Config, load
 from alignedserve.launch import cluster
-from alignedserve.launch.cluster import decide_by_nodes
+from alignedserve.launch.cluster import decide_by_nodes, size_by_nodes
 from alignedserve.launch.placing import ClusterNode, NodeType, NoPlace, Placing
+from tests.sizing.published import write
 
 HEAD, WITH_GPU, WITHOUT = {"CPU": 0.0}, {"CPU": 8.0, "GPU": 2.0}, {"CPU": 8.0}
 
@@ -95,3 +97,30 @@ def test_too_few_gpus_are_no_reason_to_compute_on_cpus_in_silence() -> None:
     with pytest.raises(NoPlace) as refused:
         waited_for(on_ray(ray__place_s=1e-9, ray__gpus_per_worker=1), HEAD, {"CPU": 8.0, "GPU": 1.0})
     assert "ray.gpus_per_worker 0.5" not in str(refused.value), "whoever asks for GPUs knows how"
+
+
+class TestSizes:
+    """KV and the context are for the node that offers least; pools and threads are sized where they are."""
+
+    GROUPS = ({"pool-0": {}, "prefill-0": {"CPU": 1.0}, "decode-0": {"CPU": 1.0}},)
+
+    def sized(self, folder: Path, *gib: float, gpu_gib: int | None = None, **settings: object) -> Config:
+        config = on_ray(model=str(write("Llama-3.2-1B", folder)), engine__load_format="dummy", **settings)
+        nodes = [{"CPU": 8.0, "memory": each * 2**30} for each in gib]
+        return size_by_nodes(config, [{"CPU": 0.0, "memory": 2.0**30}, *nodes], self.GROUPS, gpu_gib and gpu_gib << 30)
+
+    def test_the_smallest_node_decides(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        config = self.sized(tmp_path, 64, 16)
+        engine = config.engine
+        assert (engine.max_model_len, engine.threads, config.kvpool.memory_mb) == (94_208, None, None)
+        assert "alignedserve: context: 94,208 of the model's 131,072 tokens" in capsys.readouterr().err
+        assert self.sized(tmp_path, 64).engine.max_model_len == 131_072
+
+    def test_a_gpu_decides(self, tmp_path: Path) -> None:
+        engine = self.sized(tmp_path, 64, gpu_gib=6, engine__device="cuda", ray__gpus_per_worker=1).engine
+        assert engine.kv_memory_mb is None
+        assert 50_000 < (engine.max_model_len or 0) < 100_000
+
+    def test_too_small_an_offer_refuses_nothing(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.sized(tmp_path, 1).engine.kv_memory_mb is not None
+        assert "warning: by what the nodes offer, " in capsys.readouterr().err

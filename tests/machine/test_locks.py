@@ -80,7 +80,7 @@ def test_no_lock_on_the_pools_folder_stops_us(shared: Path, uid: int | None) -> 
 def test_a_process_of_ours_that_stops_inside_is_named_and_waited_for_only_so_long(
     shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(shared_files, "_lock_folder", lambda: shared)
+    monkeypatch.setattr(shared_files, "lock_folder", lambda: shared)
     monkeypatch.setattr(shared_files, "_ALONE_S", 0.05)
     open_private(path := shared / shared_files.ALONE)
     with held_by_another(path), pytest.raises(ArenaError, match=rf"has kept the lock {path} for .* end it"):

@@ -31,8 +31,10 @@ MODEL = ModelConfig(
 
 
 def config(**changes: Any) -> Config:
-    """Make a configuration from names with `__` in place of dots."""
-    return load({name.replace("__", "."): value for name, value in changes.items()}, {}, None)
+    """Make a configuration from names with `__` in place of dots. Its sizes are decided, as those of every part are."""
+    given = {name.replace("__", "."): value for name, value in changes.items()}
+    cache = {} if given.get("engine.device") == "cuda" else {"engine.kv_memory_mb": 512}
+    return load(cache | {"kvpool.memory_mb": 2048} | given, {}, None)
 
 
 def split(**changes: Any) -> Config:
@@ -119,12 +121,15 @@ def test_what_just_fits_and_what_just_does_not() -> None:
     with pytest.raises(ConfigError) as refused:
         capacity(split(engine__kv_memory_mb=31), MODEL)
     assert str(refused.value) == (
-        "engine.kv_memory_mb 31 holds 3968 tokens, but one request may have 4096: "
-        "raise engine.kv_memory_mb, or lower engine.max_model_len to 3968"
+        "--kv-memory-mb 31 holds 3968 tokens, but one request may have 4096: --kv-memory-mb 32 does, or lower"
+        " --max-model-len to 3968"
     )
     with pytest.raises(ConfigError) as refused:
         capacity(split(kvpool__memory_mb=31), MODEL)
-    assert str(refused.value).startswith("kvpool.memory_mb 31 holds 3968 tokens, but one request may have 4096: raise")
+    assert str(refused.value) == (
+        "--pool-memory-mb 31 holds 3968 tokens, but one request may have 4096: --pool-memory-mb 37 does, or lower"
+        " --max-model-len to 3968"
+    )
 
 
 def test_the_advice_of_the_error_works() -> None:
@@ -134,7 +139,7 @@ def test_the_advice_of_the_error_works() -> None:
 
 def test_a_colocated_engine_needs_no_pool() -> None:
     capacity(config(topology="colocated", kvpool__memory_mb=1), MODEL)
-    with pytest.raises(ConfigError, match=r"engine.kv_memory_mb 1 holds 128 tokens"):
+    with pytest.raises(ConfigError, match=r"--kv-memory-mb 1 holds 128 tokens"):
         capacity(config(topology="colocated", engine__kv_memory_mb=1), MODEL)
 
 
@@ -146,11 +151,11 @@ def test_memory_for_not_even_one_block_or_page() -> None:
     ):
         with pytest.raises(ConfigError, match="1 holds 0 tokens") as refused:
             capacity(split(**changes), MODEL)
-        assert "max_model_len" not in str(refused.value)
+        assert "max-model-len" not in str(refused.value)
 
 
 def test_more_than_the_model_was_made_for() -> None:
-    with pytest.raises(ConfigError, match=r"engine.max_model_len 5000 exceeds the model's 4096"):
+    with pytest.raises(ConfigError, match=r"--max-model-len 5000 exceeds the model's 4096"):
         capacity(split(engine__max_model_len=5000), MODEL)
 
 

@@ -34,12 +34,12 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(_mapped(count * dtype.itemsize), dtype=dtype, count=count).view(shape)
 
 
-def map_ahead(cache: Tensor, threads: int, most_s: float = 2.0) -> None:
-    """Have the system map a device cache, for this time at most; the first blocks of all layers come first.
+def map_ahead(cache: Tensor, threads: int, most_s: float = 2.0, most_bytes: int = 512 << 20) -> None:
+    """Have the system map the first blocks of a device cache in all layers, within these limits.
 
     Otherwise a step that writes to a large page of each layer for the first time waits until the system has cleared
-    them: 24 MB, which take 3 to 60 ms. 512 MB, the default, take 0.03 to 0.1 s, or 1.1 s where a virtual machine's host
-    has to find the memory.
+    them: 24 MB, which take 3 to 60 ms. 512 MB take 0.03 to 0.1 s, or 1.1 s where a virtual machine's host has to find
+    the memory; a cache may have all that is free, and what nothing is written to is for others.
     """
     libc, layers, until = ctypes.CDLL(None), cache.shape[0], perf_counter() + most_s
     in_layer = cache.nbytes // layers
@@ -51,7 +51,8 @@ def map_ahead(cache: Tensor, threads: int, most_s: float = 2.0) -> None:
             size = address + min(_LARGE, in_layer - first) - begin
             libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), POPULATE_WRITE)  # or, if it cannot, steps wait
 
-    pages = [(layer, first) for first in range(0, in_layer, _LARGE) for layer in range(layers)]
+    mapped = min(in_layer, most_bytes // layers)
+    pages = [(layer, first) for first in range(0, mapped, _LARGE) for layer in range(layers)]
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(map_page, *zip(*pages, strict=True)))  # raises what has gone wrong
 
