@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from alignedserve.architectures.config import Activation
 from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.architectures.weight_files import count_numbers
@@ -42,8 +43,10 @@ MODEL = ModelConfig(
     eos_tokens=frozenset({2}),
 )
 ENCODER = EncoderConfig(
-    architecture="BertModel",
-    widest=3072,
+    depth=12,
+    intermediate_size=3072,
+    activation=Activation.GELU,
+    norm_eps=1e-12,
     vocab_size=1 << 15,
     hidden_size=768,
     num_layers=1,

@@ -170,15 +170,14 @@ class TransformersModel(Model):
 class FoundStates(torch.nn.Module):
     """Stands in for the layers below a head, whose states are known."""
 
-    def __init__(self, states: Tensor, pooler: Any = None) -> None:
+    def __init__(self, states: Tensor) -> None:
         super().__init__()
-        self._states, self._pooler = states, pooler
+        self._states = states
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        from transformers.modeling_outputs import BaseModelOutputWithPooling
+        from transformers.modeling_outputs import BaseModelOutput
 
-        pooled = None if self._pooler is None else self._pooler(self._states)
-        return BaseModelOutputWithPooling(last_hidden_state=self._states, pooler_output=pooled)
+        return BaseModelOutput(last_hidden_state=self._states)
 
 
 @contextmanager
