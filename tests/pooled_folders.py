@@ -118,6 +118,18 @@ def embedding_folder(
     return folder / "whole"
 
 
+def encoder_folder(folder: Path, config: transformers.PretrainedConfig, kind: str = "mean") -> Path:
+    """Save an encoder as most on the hub are, without loading sentence-transformers, which takes seconds."""
+    _saved(transformers.AutoModel, config, folder, 3)
+    tokenizer_of(folder, pad=config.pad_token_id)
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    listed = [{"path": path, "type": f"sentence_transformers.models.{name}"} for path, name in modules]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{kind}_tokens": True}))
+    return folder
+
+
 def reranker_folder(folder: Path, config: transformers.PretrainedConfig, marks: str = "[CLS] $A [SEP]") -> Path:
     """Save a model with a head for whole texts."""
     _saved(transformers.AutoModelForSequenceClassification, config, folder, 3)

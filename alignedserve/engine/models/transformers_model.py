@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alignedserve.architectures.families.generic import GenericConfig
+from alignedserve.architectures.families.generic import GenericConfig, check_transformers
 from alignedserve.architectures.gguf.places import PLACES
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.engine.device.devices import out_of_memory
@@ -323,13 +323,9 @@ def quiet() -> Iterator[None]:
 
 def register(folder: Path, architecture: str) -> None:
     """Make our attention known to transformers."""
-    try:
-        from transformers import AttentionInterface, AttentionMaskInterface
-    except ImportError:
-        raise ModelError(
-            f"{folder}: {architecture} is run by transformers, which is not installed:"
-            " pip install 'alignedserve[transformers]'"
-        ) from None
+    check_transformers(folder, architecture)
+    from transformers import AttentionInterface, AttentionMaskInterface
+
     for name, mask in ((PAGED, _no_mask), (PROBE, _named_mask)):
         AttentionInterface.register(name, _attention)
         AttentionMaskInterface.register(name, mask)
