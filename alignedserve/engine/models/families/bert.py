@@ -40,8 +40,8 @@ class Bert:
         prefix, size, hidden = config.family.prefix, config.embedding_size, config.hidden_size
         at = f"{prefix}.embeddings"
         self.words = loader.vector(f"{at}.word_embeddings.weight", config.vocab_size, size)
-        num_places = config.first_position + config.max_positions
-        self._places = loader.vector(f"{at}.position_embeddings.weight", num_places, size)[config.first_position :]
+        num_positions = config.first_position + config.max_positions
+        self._places = loader.vector(f"{at}.position_embeddings.weight", num_positions, size)[config.first_position :]
         self._types = loader.vector(f"{at}.token_type_embeddings.weight", config.types, size)
         self._norm = _norm(f"{at}.LayerNorm", size, config, loader)
         self._project = loader.linear(f"{prefix}.embeddings_project", hidden, size, True) if size != hidden else None
