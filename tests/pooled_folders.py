@@ -34,9 +34,8 @@ def encoder_config(family: str, **more: Any) -> transformers.PretrainedConfig:
         case "roberta":
             return transformers.RobertaConfig(**_SHAPE, max_position_embeddings=LONGEST + 1, type_vocab_size=1, **more)
         case "xlm-roberta":
-            return transformers.XLMRobertaConfig(
-                **_SHAPE, max_position_embeddings=LONGEST + 1, type_vocab_size=1, **more
-            )
+            shape = {**_SHAPE, "pad_token_id": 1, "max_position_embeddings": LONGEST + 2}  # as it is published
+            return transformers.XLMRobertaConfig(**shape, type_vocab_size=1, **more)
         case "electra":  # its embeddings are narrower
             return transformers.ElectraConfig(**_SHAPE, max_position_embeddings=LONGEST, embedding_size=24, **more)
         case "modernbert":  # every second layer sees 4 tokens to either side
@@ -64,13 +63,15 @@ def decoder_config(family: str, **more: Any) -> transformers.PretrainedConfig:
     )
 
 
-def tokenizer_of(folder: Path, marks: str = "[CLS] $A [SEP]", marks_second: bool = False) -> None:
-    """Write a tokenizer of words; `marks` are what it puts around a text."""
-    named = {name: number for number, name in enumerate(("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"))}
+def tokenizer_of(folder: Path, marks: str = "[CLS] $A [SEP]", marks_second: bool = False, pad: int = 0) -> None:
+    """Write a tokenizer of words; `marks` are what it puts around a text, `pad` (0 or 1) is the token of padding."""
+    first = ("[PAD]", "[CLS]") if pad == 0 else ("[CLS]", "[PAD]")
+    named = {name: number for number, name in enumerate((*first, "[SEP]", "[UNK]", "[MASK]"))}
     tokenizer = Tokenizer(models.WordLevel({**named, **{word: 5 + at for at, word in enumerate(WORDS)}}, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    pair = f"{marks} $B:1 [SEP]:1" if "[CLS]" in marks else "$A $B [SEP]"
-    tokenizer.post_processor = processors.TemplateProcessing(marks, pair, [("[CLS]", 1), ("[SEP]", 2)])
+    second = "$B:1 [SEP]:1" if marks_second else "[SEP] $B [SEP]"
+    pair = f"{marks} {second}" if "[CLS]" in marks else "$A $B [SEP]"
+    tokenizer.post_processor = processors.TemplateProcessing(marks, pair, [("[CLS]", 1 - pad), ("[SEP]", 2)])
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="[PAD]",
@@ -107,7 +108,7 @@ def embedding_folder(
 
     plain = folder / "plain"
     _saved(transformers.AutoModel, config, plain, len(str(folder)))
-    tokenizer_of(plain, "$A [SEP]" if kind == "lasttoken" else "[CLS] $A [SEP]")
+    tokenizer_of(plain, "$A [SEP]" if kind == "lasttoken" else "[CLS] $A [SEP]", pad=config.pad_token_id)
     modules: list[torch.nn.Module] = [Transformer(str(plain)), Pooling(SIZE, kind)]
     if dense:
         modules.append(Dense(SIZE, dense))
@@ -117,10 +118,22 @@ def embedding_folder(
     return folder / "whole"
 
 
+def encoder_folder(folder: Path, config: transformers.PretrainedConfig, kind: str = "mean") -> Path:
+    """Save an encoder as most on the hub are, without loading sentence-transformers, which takes seconds."""
+    _saved(transformers.AutoModel, config, folder, 3)
+    tokenizer_of(folder, pad=config.pad_token_id)
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    listed = [{"path": path, "type": f"sentence_transformers.models.{name}"} for path, name in modules]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{kind}_tokens": True}))
+    return folder
+
+
 def reranker_folder(folder: Path, config: transformers.PretrainedConfig, marks: str = "[CLS] $A [SEP]") -> Path:
     """Save a model with a head for whole texts."""
     _saved(transformers.AutoModelForSequenceClassification, config, folder, 3)
-    tokenizer_of(folder, marks, isinstance(config, transformers.BertConfig))
+    tokenizer_of(folder, marks, isinstance(config, transformers.BertConfig), config.pad_token_id)
     return folder
 
 

@@ -7,7 +7,7 @@
 
 In an encoder a token attends to those after it too, so one step runs all of a text; so it does for a mean. The state of
 the last token of a decoder needs no more than its KV: such a text may run in chunks, and begin with what is cached.
-transformers runs encoders (engine/models/encoder.py). Nothing is kept of their tokens between two steps.
+Nothing is kept of an encoder's tokens between two steps (engine/models/encoder.py).
 """
 
 from __future__ import annotations
@@ -19,72 +19,31 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from alignedserve.architectures.config import ModelConfig, stored_dtype, whole_head
+from alignedserve.architectures.config import Activation, ModelConfig
 from alignedserve.architectures.given import Given, read_json, read_json_if_there
 from alignedserve.errors import ModelError, UnsupportedModel
 
-# Families by the beginning of the names of their classes -> whether their positions begin after that of padding.
-FAMILIES = {
-    "Bert": False,
-    "Roberta": True,
-    "XLMRoberta": True,
-    "Camembert": True,
-    "ModernBert": False,
-    "Electra": False,
-}
 HEAD = "ForSequenceClassification"
-_ENDINGS = ("Model", "ForMaskedLM", HEAD)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(ModelConfig):
-    """An encoder. The blocks of its requests count the tokens that are under way, as much memory as one layer's KV
-    would take; nothing is written there."""
+    """An encoder (families/encoders.py). The blocks of its requests count the tokens that are under way, as much memory
+    as one layer's KV would take; nothing is written there."""
 
-    architecture: str  # the class that transformers runs
-    first_position: int = 0
+    depth: int  # layers; `num_layers` are those of the device cache
+    intermediate_size: int
+    activation: Activation
+    norm_eps: float
     marks_second: bool = False  # whether it marks the tokens of the second text of a pair
-    widest: int
 
     @property
     def inner_size(self) -> int:
-        return 2 * self.widest
+        return 2 * self.intermediate_size
 
     @property
     def keeps_kv(self) -> bool:
         return False
-
-
-def is_encoder(architecture: str) -> bool:
-    return any(architecture == f"{family}{kind}" for family in FAMILIES for kind in _ENDINGS)
-
-
-def read_encoder(given: Given, architecture: str) -> EncoderConfig:
-    if given.get("is_decoder"):
-        raise UnsupportedModel(f"{given.folder}: {architecture} with is_decoder is not supported")
-    if given.word("position_embedding_type", "absolute") != "absolute":
-        raise UnsupportedModel(f"{given.folder}: relative positions of {architecture} are not supported")
-    family = next(name for name in FAMILIES if architecture in {f"{name}{kind}" for kind in _ENDINGS})
-    hidden, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
-    pad = given.get("pad_token_id", 1)
-    first = pad + 1 if FAMILIES[family] and type(pad) is int else 0
-    return EncoderConfig(
-        architecture=architecture,
-        first_position=first,
-        marks_second=given.get("type_vocab_size", 0 if family == "ModernBert" else 2) == 2 and not first,
-        widest=given.whole("intermediate_size"),
-        vocab_size=given.whole("vocab_size"),
-        hidden_size=hidden,
-        num_layers=1,  # that the device cache has
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=whole_head(given, hidden, heads),
-        max_positions=given.whole("max_position_embeddings") - first,
-        dtype=stored_dtype(given),
-        eos_tokens=frozenset(),
-        generates=False,
-        labels=num_labels(given) if architecture.endswith(HEAD) else 0,
-    )
 
 
 def num_labels(given: Given) -> int:

@@ -154,7 +154,8 @@ class Engine:
     @cached_property
     def form(self) -> HiddenVectors:
         """Return the other form than KV in which requests can be kept."""
-        return HiddenVectors(self.config, self.kv_dtype, self._kernels, self._model)
+        model = self._model if self._encoder is None else None
+        return HiddenVectors(self.config, self.kv_dtype, self._kernels, model)
 
     @property
     def captured(self) -> str:

@@ -17,18 +17,11 @@ from torch import Tensor
 from alignedserve.architectures.config import ModelConfig
 from alignedserve.architectures.vectors import Dense, DenseActivation, PooledRule, PoolKind
 from alignedserve.core import POOLED, Chunk, PooledTask, Pooling, StepPlan, StepResult
+from alignedserve.engine.models.activations import OF_VECTORS
 from alignedserve.engine.models.encoder import Encoder, Text
 from alignedserve.engine.models.runs import Run
 from alignedserve.engine.weights.tensors import Tensors
 from alignedserve.errors import PlanError
-
-_ACTIVATIONS: dict[DenseActivation, Callable[[Tensor], Tensor]] = {
-    DenseActivation.NONE: lambda x: x,
-    DenseActivation.TANH: torch.tanh,
-    DenseActivation.RELU: torch.relu,
-    DenseActivation.GELU: F.gelu,
-    DenseActivation.SIGMOID: torch.sigmoid,
-}
 
 
 @dataclass(frozen=True)
@@ -38,7 +31,7 @@ class _DenseLayer:
     activation: DenseActivation
 
     def __call__(self, x: Tensor) -> Tensor:
-        return _ACTIVATIONS[self.activation](F.linear(x, self.weight, self.bias))
+        return OF_VECTORS[self.activation](F.linear(x, self.weight, self.bias))
 
 
 class Pooler:
@@ -94,7 +87,7 @@ class Pooler:
     def _scored(self, pooled: Tensor, _: Sequence[Pooling]) -> list[bytes]:
         if self._head is None:
             raise PlanError("this model has no head for scores")
-        return _as_bytes(_ACTIVATIONS[self.rule.score_activation](self._head(pooled)))
+        return _as_bytes(OF_VECTORS[self.rule.score_activation](self._head(pooled)))
 
 
 def _as_bytes(vectors: Tensor) -> list[bytes]:

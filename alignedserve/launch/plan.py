@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from alignedserve.architectures.families.generic import GenericConfig, check_transformers
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.given import read_json
 from alignedserve.config.config import Config, dump
@@ -80,6 +81,8 @@ def plan(config: Config) -> Plan:
     """Return the parts of a deployment on one machine, after all checks that need no process."""
     folder = model_folder(config)
     model = read_config(folder)
+    if isinstance(model, GenericConfig):
+        check_transformers(folder, model.architecture)
     read_json(folder / "tokenizer.json")  # which the gateway needs: better no part starts than all but one
     directory = Path(config.kvpool.directory)
     remove_stale(directory, PREFIX)

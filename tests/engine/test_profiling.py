@@ -33,6 +33,7 @@ from alignedserve.engine.profiling import (
 from alignedserve.kernels.common.reference import Reference
 from tests.engine.driver import PLENTY, Replays
 from tests.models import MAX_POSITIONS
+from tests.pooled_folders import encoder_config, encoder_folder
 
 LIMITS = WorkerLimits(num_blocks=120, block_size=4, page_size=8, max_step_tokens=64, max_batch=8)
 BOUNDS = Bounds(LIMITS, MAX_POSITIONS)
@@ -210,6 +211,12 @@ def test_what_projecting_takes_is_measured_where_it_can_be(
         Meter(engine_of(folder_of(name), LIMITS.block_size), clock, clock.synchronize, lambda: 0.0)
     )
     assert (seconds > 0) is keeps_hidden
+
+
+def test_an_encoder_makes_no_k_and_v_again(tmp_path: Path, engine_of: Callable[[Path, int], Engine]) -> None:
+    engine = engine_of(encoder_folder(tmp_path, encoder_config("bert")), LIMITS.block_size)
+    assert measure_remaking(Meter(engine)) == 0
+    assert engine.form.why_not is not None
 
 
 class BusyTicks(Ticks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import subprocess
@@ -143,6 +144,21 @@ def test_a_folder_that_lacks_something_is_refused_before_a_part_starts(
     harm(folder / name)
     config = load({"model": str(folder), "engine.device": "cpu", "kvpool.directory": str(tmp_path)}, {}, None)
     with pytest.raises(ModelError, match=said):
+        plan(config)
+
+
+def test_a_model_that_needs_transformers_is_refused_before_a_part_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO_FOLDER, folder)
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace("LlamaForCausalLM", "StableLmForCausalLM"))
+    config = load({"model": str(folder), "engine.device": "cpu", "kvpool.directory": str(tmp_path)}, {}, None)
+    assert plan(config)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    said = f"{folder}: StableLmForCausalLM is run by transformers, which is not installed: {sys.executable} -m pip"
+    with pytest.raises(ModelError, match=rf"^{re.escape(said)} install 'alignedserve\[transformers\]'$"):
         plan(config)
 
 

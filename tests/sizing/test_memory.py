@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from alignedserve.architectures.config import Activation
 from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.architectures.weight_files import count_numbers
@@ -39,8 +40,10 @@ MODEL = ModelConfig(
     eos_tokens=frozenset({2}),
 )
 ENCODER = EncoderConfig(
-    architecture="BertModel",
-    widest=3072,
+    depth=12,
+    intermediate_size=3072,
+    activation=Activation.GELU,
+    norm_eps=1e-12,
     vocab_size=1 << 15,
     hidden_size=768,
     num_layers=1,

@@ -2,6 +2,7 @@
 
 bloom.py         Bloom, Falcon, MPT, OPT and GPT-NeoX (Pythia): an MLP without a gate
 deepseek.py      DeepSeek V2 and V3 and their kin, which keep one compressed vector of each token
+encoders.py      BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA and ModernBERT: encoders
 gemma.py         Gemma 1 to 3, of files with images the text part
 generic.py       the configuration of a model that transformers runs
 llama.py         the Llama family: Llama, Yi, Mistral, Qwen2, Qwen3; and GLM-4 of one MLP

@@ -6,14 +6,17 @@ the model (engine/models/transformers_checks.py).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 
 from alignedserve.architectures.config import ModelConfig, stored_dtype, whole_head
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.rope import positions_of_short
 from alignedserve.architectures.stored_form import stored_form
-from alignedserve.errors import UnsupportedModel
+from alignedserve.errors import ModelError, UnsupportedModel
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
@@ -64,6 +67,16 @@ class GenericConfig(ModelConfig):
     @property
     def inner_size(self) -> int:
         return 3 * self.widest  # gate, up and their product
+
+
+def check_transformers(folder: Path, architecture: str) -> None:
+    """Raise where transformers, which runs this architecture, is not installed. It is not imported: that takes
+    seconds."""
+    if find_spec("transformers") is None:
+        raise ModelError(
+            f"{folder}: {architecture} is run by transformers, which is not installed:"
+            f" {sys.executable} -m pip install 'alignedserve[transformers]'"
+        )
 
 
 def read_generic(given: Given, architecture: str) -> GenericConfig:

@@ -10,6 +10,7 @@ from pathlib import Path
 from alignedserve.architectures.config import DTYPE_BYTES, ModelConfig
 from alignedserve.architectures.families.bloom import read_bloom, read_falcon, read_gpt_neox, read_mpt, read_opt
 from alignedserve.architectures.families.deepseek import read_deepseek_v2, read_deepseek_v3, read_youtu
+from alignedserve.architectures.families.encoders import is_encoder, read_encoder
 from alignedserve.architectures.families.gemma import read_gemma, read_gemma2, read_gemma3
 from alignedserve.architectures.families.generic import read_generic
 from alignedserve.architectures.families.llama import (
@@ -33,7 +34,7 @@ from alignedserve.architectures.families.mixtures import (
 )
 from alignedserve.architectures.families.phi import read_phi, read_phi3
 from alignedserve.architectures.given import Given, read_json
-from alignedserve.architectures.vectors import HEAD, is_encoder, num_labels, read_encoder
+from alignedserve.architectures.vectors import HEAD, num_labels
 from alignedserve.errors import ModelError, UnsupportedModel
 
 __all__ = ["DTYPE_BYTES", "ModelConfig", "read_config", "read_json"]

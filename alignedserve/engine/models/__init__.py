@@ -1,9 +1,9 @@
-"""What models are made of, and every decoder and encoder of transformers.
+"""What models are made of, and every decoder that transformers runs.
 
-activations.py          Activation functions of an MLP without a gate, in place where torch can.
+activations.py          Activation functions: of an MLP without a gate, and of layers that make vectors.
 attention.py            A step's attention over KV.
 experts.py              The MLP of a layer: gated, dense or a mixture of experts.
-encoder.py              Runs an encoder of transformers: all texts of a step at once, nothing padded.
+encoder.py              What encoders share: all texts of a step run at once, and nothing is padded.
 folding.py              Attention over KV that is partly folded, and the copy that folds blocks behind the windows.
 loading.py              Builds a model's layers from a folder; fused layers are read part by part.
 model.py                The interface between the engine and a model.

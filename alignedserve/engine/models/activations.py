@@ -1,4 +1,4 @@
-"""Activation functions of an MLP without a gate, in place where torch can."""
+"""Activation functions: of an MLP without a gate, in place where torch can, and of layers that make vectors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from alignedserve.architectures.config import Activation
+from alignedserve.architectures.vectors import DenseActivation
 
 
 def _quick_gelu(x: Tensor) -> Tensor:
@@ -22,4 +23,12 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
     Activation.QUICK_GELU: _quick_gelu,
     Activation.SILU: partial(F.silu, inplace=True),
+}
+
+OF_VECTORS: dict[DenseActivation, Callable[[Tensor], Tensor]] = {
+    DenseActivation.NONE: lambda x: x,
+    DenseActivation.TANH: torch.tanh,
+    DenseActivation.RELU: torch.relu,
+    DenseActivation.GELU: F.gelu,
+    DenseActivation.SIGMOID: torch.sigmoid,
 }

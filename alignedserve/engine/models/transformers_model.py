@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alignedserve.architectures.families.generic import GenericConfig
+from alignedserve.architectures.families.generic import GenericConfig, check_transformers
 from alignedserve.architectures.gguf.places import PLACES
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.engine.device.devices import out_of_memory
@@ -170,15 +170,14 @@ class TransformersModel(Model):
 class FoundStates(torch.nn.Module):
     """Stands in for the layers below a head, whose states are known."""
 
-    def __init__(self, states: Tensor, pooler: Any = None) -> None:
+    def __init__(self, states: Tensor) -> None:
         super().__init__()
-        self._states, self._pooler = states, pooler
+        self._states = states
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        from transformers.modeling_outputs import BaseModelOutputWithPooling
+        from transformers.modeling_outputs import BaseModelOutput
 
-        pooled = None if self._pooler is None else self._pooler(self._states)
-        return BaseModelOutputWithPooling(last_hidden_state=self._states, pooler_output=pooled)
+        return BaseModelOutput(last_hidden_state=self._states)
 
 
 @contextmanager
@@ -324,13 +323,9 @@ def quiet() -> Iterator[None]:
 
 def register(folder: Path, architecture: str) -> None:
     """Make our attention known to transformers."""
-    try:
-        from transformers import AttentionInterface, AttentionMaskInterface
-    except ImportError:
-        raise ModelError(
-            f"{folder}: {architecture} is run by transformers, which is not installed:"
-            " pip install 'alignedserve[transformers]'"
-        ) from None
+    check_transformers(folder, architecture)
+    from transformers import AttentionInterface, AttentionMaskInterface
+
     for name, mask in ((PAGED, _no_mask), (PROBE, _named_mask)):
         AttentionInterface.register(name, _attention)
         AttentionMaskInterface.register(name, mask)

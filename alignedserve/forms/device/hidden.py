@@ -26,9 +26,15 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 
 class HiddenVectors:
-    def __init__(self, config: ModelConfig, kv_dtype: KvDtype, kernels: Kernels, model: Model) -> None:
-        self._config, self._kernels, self._model = config, kernels, model
+    def __init__(self, config: ModelConfig, kv_dtype: KvDtype, kernels: Kernels, model: Model | None) -> None:
+        """Without `model`, of an encoder, there is nothing that could make K and V again."""
+        self._config, self._kernels, self._decoder = config, kernels, model
         self.why_not = config.why_not_hidden or kv_dtype.why_not_hidden  # why no request can have this form here
+
+    @property
+    def _model(self) -> Model:
+        assert self._decoder is not None, "an encoder keeps nothing, and `why_not` says so"
+        return self._decoder
 
     def problem(self, run: Run) -> str | None:
         """Return why a request cannot run in its present form; None where nothing hinders."""
