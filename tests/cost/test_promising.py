@@ -31,7 +31,7 @@ def slower(model: CostModel, by: float) -> CostModel:
     [
         (machine(0.006, 2e-5), USUAL),  # a GPU
         (machine(0.0095, 1.6e-4), USUAL),  # 160 M on two cores
-        (machine(0.1, 6e-3, decode=0.0), Slo(10.0, 0.75, is_asked=False)),  # 1.5 B on two cores
+        (machine(0.05, 6e-3, decode=0.0), Slo(10.0, 1.0, is_asked=False)),  # 1.5 B on two cores
         (CostModel(dict.fromkeys(Kind, Coefficients())), USUAL),  # it knows no times
     ],
     ids=["gpu", "small", "large", "unknown"],
@@ -62,7 +62,7 @@ def test_human_numbers_that_grow_as_the_machine_slows(
 
 @given(st.floats(1e-3, 0.3), st.floats(1e-5, 1e-2))
 def test_steps_within_the_gap_leave_room_for_prompts(fixed: float, token: float) -> None:
-    """A step as long as the gap runs prompts at more than two thirds of their best pace beside seven decodes."""
+    """A step as long as the gap runs prompts at four fifths of their best pace beside seven decodes."""
     model, beside = machine(fixed, token), [1000] * 7
     promise = machine_promise(model, LIMITS, LONGEST)
     if promise.tbt_s == TBTS_S[-1]:
@@ -73,7 +73,7 @@ def test_steps_within_the_gap_leave_room_for_prompts(fixed: float, token: float)
 
     sizes = range(1, LIMITS.max_step_tokens - 7)
     fitting = max(tokens for tokens in sizes if tokens / rate(tokens) <= promise.tbt_s)
-    assert rate(fitting) >= 0.65 * max(map(rate, sizes))
+    assert rate(fitting) >= 0.8 * max(map(rate, sizes))
     alone_s = model.seconds(Shape.build([(1000, 0)]))
     assert promise.ttft_s > alone_s or promise.ttft_s == TTFTS_S[-1]
 
