@@ -214,7 +214,8 @@ class _Routes:
             raise draining()
         if not self._client.ready:
             raise not_ready()
-        is_known = self._settings.machine is not None or self._settings.usual.is_asked
+        slo = self._settings.slo
+        is_known = self._settings.machine is not None or None not in (slo.ttft_ms, slo.tbt_ms)
         return JSONResponse({"status": "ready", "promise": self._promise() if is_known else None})
 
     async def status(self, http: HttpRequest) -> Response:

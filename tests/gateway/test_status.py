@@ -44,8 +44,14 @@ def test_what_chats_are_promised_that_ask_for_nothing(
     assert [*told, card["promise"]] == [promise] * 4
 
 
-def test_it_says_no_promise_with_ready_before_a_worker_has_told_it(gateway: Gateway) -> None:
-    assert gateway.get("/ready").json() == {"status": "ready", "promise": None}
+@pytest.mark.parametrize(
+    ("named", "is_known"), [({}, False), ({"ttft_ms": 5.0}, False), ({"ttft_ms": 5.0, "tbt_ms": 5.0}, True)]
+)
+def test_it_says_no_promise_with_ready_before_a_worker_has_told_it(
+    text: TextModel, named: dict[str, float], is_known: bool
+) -> None:
+    told = Gateway(text, FakeOwner(), slo=SloConfig(**named)).get("/ready").json()
+    assert (told["status"], told["promise"] is not None) == ("ready", is_known)
 
 
 def test_which_worker_is_late_with_a_step(gateway: Gateway) -> None:
