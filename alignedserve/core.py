@@ -359,6 +359,7 @@ class Request:
     deaths: int = 0  # workers in a row that ended with the request, at about the same place of the output
     weight: int = 1  # of the caller's part, where callers together want more than there is
     is_metered: bool = False  # the owner is told of the use (Used)
+    tries: int = 0  # how often the client was refused before, as it says
 
     @property
     def is_suspect(self) -> bool:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from time import monotonic, sleep
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -20,9 +22,37 @@ from alignedserve.errors import AlignedServeError, ConfigError
 
 CONNECT_S = 5.0
 SILENCE_S = 300.0  # to the first token of a long prompt in a long queue
+PATIENCE_S = 600.0  # with a server that is full: from a request's first try to its last
+_SHORTEST_PAUSE_S = 0.1  # for a server that says 0
+_RETRIES = "x-stainless-retry-count"  # as OpenAI's clients say it: our server lets those who come again wait longer
+_FULL = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
 CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 DONE: dict[str, Any] = {}  # the event that ends a stream
 Self = TypeVar("Self", bound="RemoteServer")
+
+
+class Tries:
+    """The tries of one request at a server that may be full: the next one comes exactly when the server says."""
+
+    def __init__(self, patience_s: float, unsaid_s: float | None = None) -> None:
+        """`unsaid_s` is the pause where the server does not say when; without it such a refusal is final."""
+        self._end_at, self._unsaid_s = monotonic() + patience_s, unsaid_s
+        self._num_refused = 0
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the headers of the next try."""
+        return {_RETRIES: str(self._num_refused)} if self._num_refused else {}
+
+    def pause_after(self, answer: httpx.Response) -> float | None:
+        """Return how long to wait before the next try; None where this answer is final, or patience ends before."""
+        if answer.status_code not in _FULL or answer.headers.get("x-should-retry") == "false":
+            return None
+        said = answer.headers.get("retry-after", "")
+        self._num_refused += 1
+        told_s = float(said) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", said) else self._unsaid_s
+        pause_s = None if told_s is None else max(_SHORTEST_PAUSE_S, told_s)
+        return None if pause_s is None or monotonic() + pause_s > self._end_at else pause_s
 
 
 class RemoteServer:
@@ -30,9 +60,9 @@ class RemoteServer:
 
     kind: type[AlignedServeError] = AlignedServeError
 
-    def __init__(self, url: str, api_key: str | None, **how: Any) -> None:
-        """`how` is what `options` takes."""
-        self.url, self._options = url, options(url, api_key, **how)
+    def __init__(self, url: str, api_key: str | None, patience_s: float = 0.0, **how: Any) -> None:
+        """`patience_s` is for a server that is full; `how` is what `options` takes."""
+        self.url, self.patience_s, self._options = url, patience_s, options(url, api_key, **how)
 
     def __enter__(self: Self) -> Self:
         return self
@@ -70,12 +100,30 @@ class RemoteServer:
     def tree(self, method: str, path: str, **given: Any) -> dict[str, Any]:
         return self.tree_of(self.whole(method, path, **given).text)
 
+    def tries(self) -> Tries:
+        return Tries(self.patience_s)
+
+    def wait(self, pause_s: float, refusal: httpx.Response) -> None:
+        """Wait before the next try."""
+        sleep(pause_s)
+
+    def comment(self, text: str) -> None:
+        """Take a comment of a stream."""
+
     @contextmanager
     def stream(self, method: str, path: str, **given: Any) -> Iterator[httpx.Response]:
-        with self.failures(), self._http.stream(method, f"{self.url}{path}", **given) as answer:
-            if not answer.is_success:
+        """Give the answer while it comes. A server that is full is asked again while patience lasts."""
+        tries = self.tries()
+        while True:
+            asking = self._http.stream(method, f"{self.url}{path}", headers=tries.headers, **given)
+            with self.failures(), asking as answer:
+                if answer.is_success:
+                    yield answer
+                    return
                 answer.read()
-            yield self.checked(answer)
+            if (pause_s := tries.pause_after(answer)) is None:
+                raise self.refused(answer)
+            self.wait(pause_s, answer)
 
     def events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the server-sent events of an answer."""
@@ -86,7 +134,9 @@ class RemoteServer:
 
     def event(self, line: str) -> dict[str, Any] | None:
         """Return the event of a line of a stream; None where the line has none."""
-        name, _, data = line.partition(":")
+        name, colon, data = line.partition(":")
+        if colon and not name:
+            self.comment(data.strip())
         if name != "data":
             return None
         if data.strip() == "[DONE]":

@@ -37,6 +37,7 @@ def run(part: Part, on_start: OnStart) -> None:
         config.topology.prompts_on,
         capacity.limits.retention,
         config.lends,
+        server.patience_s,
     )
     core = RouterCore(part.member, limits, part.clock.now(), part.at_work)
     is_learnt = part.config.policy.predictor is Predictor.HASH

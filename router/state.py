@@ -37,9 +37,11 @@ from alignedserve.protocol.messages import (
     Heartbeat,
     Holding,
     Infeasible,
+    InLine,
     Inquire,
     Member,
     Missed,
+    Place,
     Prefill,
     Progress,
     Refused,
@@ -49,10 +51,10 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.router.lifecycle import PLACES, Fact, OpenRequest, OpenRequests, State
 from alignedserve.router.members import GATHER_HEARTBEATS, Recovery, Roll
-from alignedserve.router.placing.admission import NOTHING_AHEAD, Admission, Queues, WorkAhead, is_infeasible
-from alignedserve.router.placing.custom import with_length
+from alignedserve.router.placing.admission import NOTHING_AHEAD, PATIENCE_S, Admission, Queues, WorkAhead, is_infeasible
+from alignedserve.router.placing.line import TOLD_S
 from alignedserve.router.placing.placement import Placement
-from alignedserve.router.prediction.length import PredictionOrders
+from alignedserve.router.prediction.length import PredictionOrders, with_length
 from alignedserve.router.sizing import LOOK_S, Sizes, Sizing, demands
 from alignedserve.router.suspects import Suspects
 from alignedserve.scheduling.dues import promise
@@ -79,6 +81,7 @@ class RouterLimits:
     prompts_on: Role = Role.PREFILL  # the role of the workers that run the prompts
     retention: Retention = KEEPS_ALL  # of requests on decode workers
     lends: bool = False  # whether prefill workers decode, too
+    patience_s: float = PATIENCE_S  # in which a chat in line gets its first token, or is asked to come again
 
 
 class RouterCore:
@@ -97,7 +100,7 @@ class RouterCore:
             limits.policy, limits.block_size, limits.kv_tokens, limits.prompts_on, limits.retention, limits.lends
         )
         self._suspects = Suspects(self._roll, self._open, self._placement, self._retiring)
-        self._admission = Admission(limits.policy, limits.most_open, limits.queues, limits.retention)
+        self._admission = Admission(limits.policy, limits.most_open, limits.queues, limits.retention, limits.patience_s)
         self._predictions = PredictionOrders(limits.policy)
         self._predictor_guard = limits.policy.own.guard(PolicyKind.PREDICTOR)  # of a custom policy, if there is one
         self._sizing = Sizing(limits.sizes)
@@ -171,7 +174,7 @@ class RouterCore:
             case TimerFired(name) if name == _LIVENESS:
                 commands += [*self._find_silent(now), self._watch_liveness(now)]
             case TimerFired(name) if name == _REFRESH:
-                commands += [*self._refresh(now), SetTimer(_REFRESH, now + REFRESH_S)]
+                commands += [*self._refresh(now), *self._tell_places(now), SetTimer(_REFRESH, now + REFRESH_S)]
             case TimerFired(name) if name == _LOOK:
                 commands += [*self._send_counts(), *self._ask_for_workers(now), SetTimer(_LOOK, now + LOOK_S)]
         if self._recovery.is_on:
@@ -320,17 +323,48 @@ class RouterCore:
                 )
                 refused = Refused(request.id, 0, refusal.reason, refusal.why, refusal.retry_after_s)
                 return [Send(request.owner, refused)]
-            if is_infeasible(request, ahead):
+            if request.slo.is_asked and is_infeasible(request, ahead):
                 told.append(Send(request.owner, Infeasible(request.id, 0)))
         opened = self._add(OpenRequest(request, now))
-        self._note_arrival(request, ahead.prompts_s, now)
+        place = None if request.slo.is_asked else self._join_line(request, ahead, now)
+        self._note_arrival(request, ahead.prompts_s, place, now)
         if request.estimate is not None and request.estimate != stated:
             self._note_prediction(request, request.estimate)
         if not is_line:
             self._admission.queued(request)
         asked = self._predictions.opened(request, sketch)
         earlier = self._cancel_everywhere(request.id, request.attempt - 1) if request.attempt else []
+        if place is not None:
+            told.append(Send(request.owner, InLine((place,))))
         return [*told, *earlier, *asked, *self._place_at_once(opened, ahead, now)]
+
+    def _join_line(self, request: Request, ahead: WorkAhead, now: float) -> Place | None:
+        """Put a chat in line that asked for nothing, and return its place, if it has to wait."""
+        if request.service is not ServiceClass.RT or request.pooling is not None:
+            return None
+        admission = self._admission
+        wait_s, num_before = admission.wait_s(request, ahead), admission.num_queued(ServiceClass.RT)
+        admission.line.joined(request.id, wait_s / admission.line.error.factor, now)
+        if wait_s < TOLD_S:
+            return None
+        return Place(request.id, request.attempt, num_before, wait_s + ahead.prompt_s)
+
+    def _tell_places(self, now: float) -> list[Command]:
+        """Tell owners where their chats in line are."""
+        line = self._admission.line
+        if not len(line):
+            return []
+        waiting: dict[str, list[Request]] = {}  # worker -> real-time prompts that have not begun there
+        for request in self._admission.waiting(ServiceClass.RT):
+            opened = self._open.get(request.id)
+            if opened is not None and not opened.is_waiting:
+                waiting.setdefault(opened.at, []).append(opened.request)
+        owners: dict[str, list[Place]] = {}
+        for worker, requests in waiting.items():
+            of = {request.id: request.owner for request in requests}
+            for place in line.places(requests, self._placement.wait_s(worker, ServiceClass.RT, now), now):
+                owners.setdefault(of[place.request], []).append(place)
+        return [Send(owner, InLine(tuple(places))) for owner, places in owners.items()]
 
     def _is_line(self, request: Request) -> bool:
         owner = self._roll.get(request.owner)
@@ -452,6 +486,8 @@ class RouterCore:
             if opened is None:
                 commands += self._answer_unknown(key, member)
             elif opened.state.value <= PLACES[member.role].value:  # `joined` may be heard before `committed`
+                if not opened.request.slo.is_asked:
+                    self._admission.line.began(opened.request.id, now)
                 self._admission.began(opened.request.id)
                 commands += self._arrive(opened, member, Fact.ARRIVED, now)
         for key in progress.returned:
@@ -607,7 +643,22 @@ class RouterCore:
     def _place_on(self, worker: Member, opened: OpenRequest, ahead: WorkAhead, now: float) -> Command:
         decode = self._placement.placed(worker.name, opened.request, ahead.loaded_s, now)
         self._move(opened, worker, Fact.PLACED, now)
-        return Send(worker.name, Prefill(opened.request, decode))
+        request = opened.request
+        if not request.slo.is_asked:
+            request = self._with_due(request, ahead, now)
+        return Send(worker.name, Prefill(request, decode))
+
+    def _with_due(self, request: Request, ahead: WorkAhead, now: float) -> Request:
+        """Return the request as its worker plans it: a chat in line is due when its turn comes, later by its ttft.
+
+        So chats in line have their dues in the order in which they came, and none is late as long as the line moves as
+        predicted. What counts as kept, for metrics and for the number of workers, is the request's own slo."""
+        if request.id not in self._admission.line or request.emitted:
+            return request
+        since_s, wait_s = max(0.0, now - request.arrival_at), self._admission.wait_s(request, ahead)
+        if wait_s <= 0:
+            return request
+        return replace(request, slo=replace(request.slo, ttft_s=since_s + wait_s + ahead.prompt_s + request.slo.ttft_s))
 
     def _place_suspect(self, now: float) -> list[Command]:
         """Run the next suspect alone: the reserved worker gives up what it still has."""
@@ -674,12 +725,16 @@ class RouterCore:
 
     # --- What is noted for those who ask later
 
-    def _note_arrival(self, request: Request, ahead_s: float, now: float) -> None:
+    def _note_arrival(self, request: Request, ahead_s: float, place: Place | None, now: float) -> None:
         since_s = now - (request.arrival_at if request.emitted_at is None else request.emitted_at)
         slo, is_rt = request.slo, request.service is ServiceClass.RT
         promised = f"a ttft of {slo.ttft_s:g} s" if is_rt else f"its end within {slo.jct_s:g} s"
-        tokens = len(request.prompt)
-        self._decisions.note(Kind.ARRIVED, request, tokens=tokens, seconds=since_s, expected_s=ahead_s, why=promised)
+        tokens, num_before = len(request.prompt), 0
+        if place is not None:
+            num_before, ahead_s = place.num_before, place.seconds
+        self._decisions.note(
+            Kind.ARRIVED, request, "", tokens, num_before, seconds=since_s, expected_s=ahead_s, why=promised
+        )
 
     def _note_prediction(self, request: Request, estimate: Estimate) -> None:
         self._decisions.note(Kind.PREDICTED, request, tokens=estimate.mean, number=estimate.upper)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
@@ -10,19 +11,21 @@ from typing import Any, TypeAlias
 import httpx
 
 from alignedserve.errors import AskError
-from alignedserve.http_client import RemoteServer, said_by, server_at
+from alignedserve.http_client import PATIENCE_S, RemoteServer, Tries, said_by, server_at
 
 Body: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
 
 _MOST_AT_ONCE = 256  # requests of one call: more than a worker runs in a step, fewer than a queue takes
 _HOW: dict[str, Any] = {"silence_s": None, "connect_s": 10.0, "may_take_proxy": False}  # documents may wait for hours
-_BUSY = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
-_AGAIN_S = 1.0  # where the server does not say when
+_AGAIN_S = 1.0  # where a server that is full does not say when, as a proxy before it
 
 
 class _AskedServer(RemoteServer):
     kind = AskError
+
+    def tries(self) -> Tries:
+        return Tries(self.patience_s, _AGAIN_S)
 
     def lost(self, error: Exception) -> AskError:
         return AskError(f"{self.url} does not answer: {error or type(error).__name__}")
@@ -32,10 +35,10 @@ class _AskedServer(RemoteServer):
 
 
 class ServerCalls:
-    """Asks a server with OpenAI's API."""
+    """Asks a server with OpenAI's API. One that is full is asked again when it says, for `patience_s` a request."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
-        self.url, self._api_key = server_at(url), api_key
+    def __init__(self, url: str, api_key: str | None = None, patience_s: float = PATIENCE_S) -> None:
+        self.url, self._api_key, self._patience_s = server_at(url), api_key, patience_s
 
     def model(self) -> str:
         """Return the name of the first model that the server lists."""
@@ -49,22 +52,32 @@ class ServerCalls:
 
     def one(self, path: str, body: Body) -> Answer:
         with self._server() as server:
-            return server.tree("POST", path, json=body)
+            tries = server.tries()
+            while True:
+                answer = server.ask("POST", path, json=body, headers=tries.headers)
+                if (pause_s := tries.pause_after(answer)) is None:
+                    return server.tree_of(server.checked(answer).text)
+                time.sleep(pause_s)
 
     async def all_of(self, path: str, bodies: Sequence[Body], told: Callable[[int], None]) -> list[Answer]:
-        """Return the answers in the order of the bodies, and tell how many there are. A busy server is asked again."""
+        """Return the answers in the order of the bodies, and tell how many there are, from none on."""
         slots, num_done = asyncio.Semaphore(_MOST_AT_ONCE), 0
 
         async def ask(body: Body) -> Answer:
             nonlocal num_done
             async with slots:
-                while (answer := await http.post(f"{self.url}{path}", json=body)).status_code in _BUSY:
-                    await asyncio.sleep(float(answer.headers.get("Retry-After", _AGAIN_S)))
+                tries = server.tries()
+                while True:
+                    answer = await http.post(f"{self.url}{path}", json=body, headers=tries.headers)
+                    if (pause_s := tries.pause_after(answer)) is None:
+                        break
+                    await asyncio.sleep(pause_s)
                 found = server.tree_of(server.checked(answer).text)
             num_done += 1
             told(num_done)
             return found
 
+        told(num_done)
         async with self._asking() as (server, http):
             tasks = [asyncio.create_task(ask(body)) for body in bodies]
             try:
@@ -82,16 +95,23 @@ class ServerCalls:
     async def events_async(self, path: str, body: Answer) -> AsyncIterator[Answer]:
         """Yield the same in the caller's event loop."""
         streamed = {**body, "stream": True}
-        async with self._asking() as (server, http), http.stream("POST", f"{self.url}{path}", json=streamed) as answer:
-            if not answer.is_success:
-                await answer.aread()
-            server.checked(answer)
-            async for line in answer.aiter_lines():
-                if chunk := server.event(line):
-                    yield chunk
+        async with self._asking() as (server, http):
+            tries = server.tries()
+            while True:
+                asking = http.stream("POST", f"{self.url}{path}", json=streamed, headers=tries.headers)
+                async with asking as answer:
+                    if answer.is_success:
+                        async for line in answer.aiter_lines():
+                            if chunk := server.event(line):
+                                yield chunk
+                        return
+                    await answer.aread()
+                if (pause_s := tries.pause_after(answer)) is None:
+                    raise server.refused(answer)
+                await asyncio.sleep(pause_s)
 
     def _server(self) -> _AskedServer:
-        return _AskedServer(self.url, self._api_key, **_HOW)
+        return _AskedServer(self.url, self._api_key, self._patience_s, **_HOW)
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[tuple[_AskedServer, httpx.AsyncClient]]:

@@ -16,6 +16,7 @@ from alignedserve.api.outputs import Piece, RequestOutput
 from alignedserve.api.parameters import SamplingParams, Slo
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import AskError
+from alignedserve.http_client import PATIENCE_S
 
 T = TypeVar("T")
 
@@ -61,11 +62,13 @@ class LLM:
         *,
         url: str | None = None,
         api_key: str | None = None,
+        retry_for_s: float = PATIENCE_S,
         settings: Mapping[str, Setting] | None = None,
         **flags: Setting,
     ) -> None:
         """Start a deployment of the model (without one, of what `serve` takes then; flags and settings as in
-        `Deployment`), or use the server at `url`: its model of this name, or the first that it lists."""
+        `Deployment`), or use the server at `url`: its model of this name, or the first that it lists. For `retry_for_s`
+        each request is asked again where the server is full."""
         if url is not None and (settings or flags):
             raise AskError(f"{min({**(settings or {}), **flags})} is for a deployment that is started: not beside url")
         self.deployment = (
@@ -73,7 +76,7 @@ class LLM:
             if url is not None
             else Deployment("auto" if model is None else model, settings=settings, **(_JOBS_OFF | flags))
         )
-        self._asking = ServerCalls(url or cast(Deployment, self.deployment).url, api_key)
+        self._asking = ServerCalls(url or cast(Deployment, self.deployment).url, api_key, retry_for_s)
         self._model = str(model) if url is not None and model is not None else self._asking.model()
 
     def __repr__(self) -> str:

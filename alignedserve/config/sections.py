@@ -67,6 +67,12 @@ class ServerConfig:
     max_queue_tokens: int = setting(
         1_000_000, "how many prompt tokens these chats may have, and best-effort requests four times as many", least=1
     )
+    patience_s: float = setting(
+        60.0,
+        "how long a chat without a promise of its own may wait in line for its first token, in seconds, or five times "
+        "as long as its prompt takes alone; beyond that it is asked to come again later",
+        least=0,
+    )
     keys_file: str | None = common(
         None, "YAML file with the hashes of API keys, which `alignedserve key` writes", reloads=True
     )

@@ -22,7 +22,9 @@ class Kind(str, Enum):
     """A core decides one of these; each says what `other` and the numbers of the decision mean."""
 
     # Noted by the router
-    ARRIVED = "arrived"  # tokens: of the prompt; seconds: since arrival; expected_s: of prompts before; why: promise
+    # tokens: of the prompt; seconds: since arrival; expected_s: of prompts before; why: promise. Of a chat in line,
+    # number: prompts before it; expected_s: until the first token
+    ARRIVED = "arrived"
     DECLARED = "declared"  # the owner told a router that had just started of the request
     REFUSED = "refused"  # other: the reason; why: in words; expected_s: until a next try
     PREDICTED = "predicted"  # tokens: of the output; number: nine of ten outputs are not longer

@@ -32,6 +32,10 @@ def _of(text: str, why: str) -> str:
 def _arrived(noted: Decision) -> str:
     promised = f", promised {noted.why}" if noted.why else ""
     ahead = f"; prompts of {duration(noted.expected_s)} before it" if noted.expected_s > 0 else ""
+    if noted.number:
+        ahead = (
+            f"; in line behind {_counted(noted.number, 'prompt')}, first token in about {duration(noted.expected_s)}"
+        )
     attempt = f"attempt {noted.attempt} " if noted.attempt else ""
     tokens = _counted(noted.tokens, "token")
     return f"{attempt}arrived {duration(noted.seconds)} after it came, with {tokens}{promised}{ahead}"

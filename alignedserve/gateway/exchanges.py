@@ -30,10 +30,12 @@ from alignedserve.gateway.openai.streaming import (
     in_turns,
     json_response,
     unless_gone,
+    waiting,
 )
 from alignedserve.gateway.openai.strict import Body
 from alignedserve.gateway.openai.writing import PART_BYTES, joined
 from alignedserve.gateway.starting import StartedRequests, Starter
+from alignedserve.owner.client import InLine
 from alignedserve.shell.event_loop import ENDS
 
 _log = logging.getLogger("alignedserve.gateway")
@@ -106,7 +108,9 @@ class ChatExchange(Exchange[AnswerShape]):
             yield event(opening)
         chunks = Chunks(shape)
         async for choice, piece in self._generation.pieces():
-            if piece.prompt_logprobs and (chunk := shape.chunk(choice, piece)) is not None:
+            if isinstance(piece, InLine):
+                yield waiting(piece)
+            elif piece.prompt_logprobs and (chunk := shape.chunk(choice, piece)) is not None:
                 async for part in in_turns(event_parts(chunk)):
                     yield part
                 meter.count_write(choice)
@@ -123,6 +127,8 @@ class ChatExchange(Exchange[AnswerShape]):
     async def _whole(self) -> dict[str, Any]:
         await self._generation.begin()
         async for choice, piece in self._generation.pieces():
+            if isinstance(piece, InLine):
+                continue
             for _ in self._told.add(choice, piece):
                 await asyncio.sleep(0)  # the event loop turns
             self._meter.count_write(choice)
@@ -134,7 +140,9 @@ class ToldExchange(Exchange[ItemAnswer]):
         for part in _parts(self._told.begin()):
             yield part
         async for _, piece in self._generation.pieces():
-            if events := await self._feed(piece):
+            if isinstance(piece, InLine):
+                yield waiting(piece)
+            elif events := await self._feed(piece):
                 for part in _parts(events):
                     yield part
                     if len(part) >= PART_BYTES:
@@ -148,7 +156,7 @@ class ToldExchange(Exchange[ItemAnswer]):
         await self._generation.begin()
         self._told.begin()
         async for _, piece in self._generation.pieces():
-            if await self._feed(piece):
+            if not isinstance(piece, InLine) and await self._feed(piece):
                 self._meter.count_write(0)
         return self._told.tree
 

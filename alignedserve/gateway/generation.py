@@ -12,15 +12,17 @@ from alignedserve.core import FinishReason, Request
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.http.records import BodyMeter
 from alignedserve.gateway.openai.reading import AnswerPiece, AnswerReader
-from alignedserve.owner.client import Delivered, GivenUp, Overloaded, OwnerClient, Settle
+from alignedserve.owner.client import Delivered, GivenUp, InLine, Overloaded, OwnerClient, Settle
 from alignedserve.shell.event_loop import ENDS, end_tasks
 from alignedserve.tracing.traces import Follow
 
-Numbered: TypeAlias = tuple[int, AnswerPiece]  # with the number of the choice, in the order of the requests
+# With the number of the choice, in the order of the requests; before its first piece may come its place in line.
+Numbered: TypeAlias = tuple[int, AnswerPiece | InLine]
 _Arrived: TypeAlias = "asyncio.Queue[Numbered | BaseException | None]"  # None: a task has no more sources
 
 
 _BEGIN_AT_ONCE = 8  # requests of a body
+QUEUE_BEFORE, QUEUE_WAIT = "x-queue-before", "x-queue-wait-s"  # headers of a chat that had to wait in line
 INFEASIBLE = "x-slo-infeasible"  # a header that names the deadline that no server could have kept
 
 
@@ -50,19 +52,22 @@ class Generation:
         )
         self._pieces = next(sources) if len(requests) == 1 else self._merge(sources, min(at_once, len(requests)))
         self._first: Numbered | None = None
+        self._place: InLine | None = None  # that the first choice was told first
 
     async def begin(self) -> None:
-        """Wait for the first delivery: until then a refusal can still be answered by an HTTP status."""
+        """Wait for the first delivery, or a place in line: until then a refusal can be answered by an HTTP status."""
         self._first = await self._pieces.__anext__()
 
     @property
     def headers(self) -> dict[str, str]:
         """Return the headers about the promise and the time that the answer took; to be read after `begin`."""
         found = {INFEASIBLE: "ttft"} if self._is_infeasible else {}
+        if self._place is not None:
+            found |= {QUEUE_BEFORE: str(self._place.num_before), QUEUE_WAIT: f"{self._place.seconds:.1f}"}
         return {**found, **self._meter.timing_headers(self._is_over)}
 
     async def pieces(self) -> AsyncIterator[Numbered]:
-        """Yield all pieces as they arrive; to be called once, after `begin`."""
+        """Yield all pieces as they arrive, and places in line before; to be called once, after `begin`."""
         assert self._first is not None
         yield self._first
         self._resume()
@@ -117,6 +122,11 @@ class Generation:
             opened = self._until_admitted(request, settle) if waits else self._client.open(request, settle)
             async with aclosing(opened) as deliveries:
                 async for delivered in deliveries:
+                    if delivered.place is not None:
+                        self._place = self._place or delivered.place
+                        if number == 0:  # one line is enough for all choices
+                            yield number, delivered.place
+                        continue
                     self._is_infeasible |= delivered.is_infeasible
                     if not meter.count_delivery(number, delivered) and delivered.finish is None:
                         delivered = replace(delivered, finish=FinishReason.LENGTH)

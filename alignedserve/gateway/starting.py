@@ -18,7 +18,7 @@ from alignedserve.gateway.http.bodies import Bodies, BodyTurns
 from alignedserve.gateway.http.middleware import record_of, tab_of
 from alignedserve.gateway.http.records import BodyMeter
 from alignedserve.gateway.openai.errors import draining, no_such_model, not_ready
-from alignedserve.gateway.openai.promises import ServicePromise, make_promise
+from alignedserve.gateway.openai.promises import ServicePromise, make_promise, retries
 from alignedserve.gateway.openai.reading import AnswerReader
 from alignedserve.gateway.openai.requests import Origin, make_requests, num_requests
 from alignedserve.gateway.openai.strict import Body, parse_body
@@ -109,7 +109,9 @@ class Starter:
         adapter = self.check_model(body.model)
         record, tab, trials = record_of(http), tab_of(http), list[float]()
         promise = make_promise(body, http.headers, self.settings.usual, tab.caller.limits)
-        origin = Origin(record.id, self.client.name, record.began_at, tab.caller, adapter, trials.append)
+        origin = Origin(
+            record.id, self.client.name, record.began_at, tab.caller, adapter, retries(http.headers), trials.append
+        )
         work = partial(make_requests, body, promise, origin, self.text, self.settings.max_model_len)
         tries_form = body.format is not None or (isinstance(body, ChatRequest) and body.is_held(self.text))
         try:

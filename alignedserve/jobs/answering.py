@@ -166,7 +166,7 @@ class Answering:
         if adapter is None and model not in self.own_models:
             raise no_such_model(model)
         promise = ServicePromise(ServiceClass.BE, Slo(jct_s=line.jct_s), TIER)
-        return promise, Origin(line.id, self.client.name, self.client.now(), line.caller, adapter, on_trial)
+        return promise, Origin(line.id, self.client.name, self.client.now(), line.caller, adapter, on_trial=on_trial)
 
     def _read(self, line: LineRequest, on_trial: OnTrial, on_running: Callable[[], None], tab: Tab) -> _Asked:
         """Return what a line asks for; long texts take long, so an event loop must not call this."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from alignedserve.core import NO_OPENING, NOTHING_SPENT, FinishReason, Logprob, Opening, Rejection, Request, Spent
 from alignedserve.errors import AlignedServeError
@@ -12,9 +12,16 @@ from alignedserve.explain.story import Story
 from alignedserve.protocol.messages import Member
 
 
+class InLine(NamedTuple):
+    """The place of a chat that waits in line."""
+
+    num_before: int  # prompts that run before its own
+    seconds: float  # until the first token, as predicted
+
+
 @dataclass(frozen=True)
 class Delivered:
-    """New tokens of a request; the last delivery has a finish."""
+    """New tokens of a request; the last delivery has a finish. A chat that waits in line is told its place first."""
 
     tokens: tuple[int, ...]
     finish: FinishReason | None
@@ -22,6 +29,7 @@ class Delivered:
     opening: Opening = NO_OPENING  # with the first tokens
     is_infeasible: bool = False  # with the first tokens: the prompt alone takes longer than the ttft
     spent: Spent = NOTHING_SPENT  # of workers' time and energy, so far
+    place: InLine | None = None  # there are no tokens yet
 
 
 class Overloaded(AlignedServeError):

@@ -21,7 +21,7 @@ from msgspec import structs
 from alignedserve.core import SUSPECT_DEATHS, FinishReason, Rejection, Request, Role, Sketch
 from alignedserve.owner.accounts import Account, SettlingAccounts
 from alignedserve.owner.explaining import Explanations
-from alignedserve.protocol.commands import Command, Deliver, Reject, Send, SetTimer, Show
+from alignedserve.protocol.commands import Command, Deliver, Reject, Send, SetTimer, Show, TellPlace
 from alignedserve.protocol.events import (
     Closed,
     Event,
@@ -47,10 +47,12 @@ from alignedserve.protocol.messages import (
     Declare,
     Figures,
     Infeasible,
+    InLine,
     Inquire,
     Member,
     Missed,
     Output,
+    Place,
     Refused,
     RequestUse,
     Resend,
@@ -206,6 +208,8 @@ class OwnerCore:
                 return [Reject(request, refused.reason, refused.why, refused.retry_after_s)]
             case Received(message=Infeasible(request, attempt)) if self._is_current(request, attempt):
                 self._open[request].is_infeasible = True
+            case Received(message=InLine(places)):
+                return [TellPlace(of.request, of.num_before, of.seconds) for of in places if self._is_unheard(of)]
             case Received(message=Figures() as figures):
                 return [Show(figures)]
             case StoryAsked(number, request):
@@ -482,6 +486,9 @@ class OwnerCore:
             else:
                 commands += self._settling.note(request, attempt, spent)
         return commands
+
+    def _is_unheard(self, place: Place) -> bool:
+        return self._is_current(place.request, place.attempt) and not self._open[place.request].output
 
     def _is_current(self, request: str, attempt: int) -> bool:
         return request in self._open and self._open[request].request.attempt == attempt

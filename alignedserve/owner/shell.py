@@ -16,15 +16,16 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
+from typing import TypeAlias
 
 from alignedserve.core import NO_OPENING, Rejection, Request, Role, Sketch
 from alignedserve.errors import AlignedServeError, CastOut
 from alignedserve.explain.story import Story
 from alignedserve.owner.accounts import MOST_SETTLING
 from alignedserve.owner.arrivals import ArrivalQueues
-from alignedserve.owner.client import Culprit, CutOff, Delivered, GivenUp, Overloaded, Settle, ignore
+from alignedserve.owner.client import Culprit, CutOff, Delivered, GivenUp, InLine, Overloaded, Settle, ignore
 from alignedserve.owner.core import OwnerCore
-from alignedserve.protocol.commands import Charge, Command, Deliver, Reject, Show, TellStory
+from alignedserve.protocol.commands import Charge, Command, Deliver, Reject, Show, TellPlace, TellStory
 from alignedserve.protocol.events import Closed, Event, Opened, Paused, Resumed, StoryAsked
 from alignedserve.protocol.messages import Figures, Member
 from alignedserve.scheduling.policy import Predictor
@@ -36,6 +37,7 @@ from alignedserve.signs import ExitCode
 
 log = logging.getLogger("alignedserve.owner")
 
+_Arrived: TypeAlias = Deliver | Reject | TellPlace | TellStory | AlignedServeError
 _MOST_STORIES = 4  # told at once: each costs every part a look through its ring
 
 
@@ -54,7 +56,7 @@ class Owner(NoHands):
         self._core = OwnerCore(frozenset(needed), lost_at)
         self._shell: Shell = part.shell(self._core, self, give_up_on=self._core.give_up_on)
         # None: cut off
-        self._arrivals: ArrivalQueues[Deliver | Reject | TellStory | AlignedServeError | None] = ArrivalQueues()
+        self._arrivals = ArrivalQueues[_Arrived | None]()
         self._settles = Settles()
         self._stories, self._story_numbers = asyncio.Semaphore(_MOST_STORIES), count(1)
         self.on_figures: Callable[[Figures], None] = lambda _: None  # in the owner's thread
@@ -120,6 +122,9 @@ class Owner(NoHands):
                     if isinstance(arrived, AlignedServeError):
                         raise arrived
                     assert not isinstance(arrived, TellStory)
+                    if isinstance(arrived, TellPlace):
+                        yield Delivered((), None, place=InLine(arrived.num_before, arrived.seconds))
+                        continue
                     ended = isinstance(arrived, Reject) or arrived.finish is not None
                     if isinstance(arrived, Reject):
                         if arrived.reason is Rejection.CULPRIT:
@@ -182,7 +187,7 @@ class Owner(NoHands):
         if isinstance(command, Charge):
             self._arrivals.call(partial(self._settles.charge, command))
             return None
-        assert isinstance(command, Deliver | Reject), f"an owner cannot perform {command}"
+        assert isinstance(command, Deliver | Reject | TellPlace), f"an owner cannot perform {command}"
         self._arrivals.put(command.request, command)
         return None
 

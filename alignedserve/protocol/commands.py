@@ -194,6 +194,15 @@ class Reject:
 
 
 @dataclass(frozen=True, slots=True)
+class TellPlace:
+    """Tell the client how many prompts run before its own, and in about how many seconds the first token comes."""
+
+    request: str
+    num_before: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Charge:
     """Charge what a request that ended early has used in all. More may follow: its last step may end after it."""
 
@@ -215,6 +224,7 @@ Command: TypeAlias = (
     | Deliver
     | Show
     | Reject
+    | TellPlace
     | Charge
     | TellStory
     | Predict

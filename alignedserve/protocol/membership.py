@@ -39,6 +39,7 @@ from alignedserve.protocol.messages import (
     Heartbeat,
     Holding,
     Infeasible,
+    InLine,
     Inquire,
     Keep,
     Kept,
@@ -234,7 +235,7 @@ _OWNER = (Heartbeat, Submit, Cancel, Acquit, Declare, Inquire, Resend, Acknowled
 _HOLDER = (Heartbeat, Progress, Holding, Figures, Missed)
 _WORKER = (*_HOLDER, Tokens, Used, AskPages, AskPrefix, Spoiled, Commit, Release, Offer, Pull, Decisions)
 _OF_ROUTER = (
-    *(Members, Refused, Infeasible, AttemptLost, Prefill, Expect, Cancel, Inquire, Retire, Figures, Missed),
+    *(Members, Refused, Infeasible, InLine, AttemptLost, Prefill, Expect, Cancel, Inquire, Retire, Figures, Missed),
     Decisions,
     Reserve,
     StepLate,

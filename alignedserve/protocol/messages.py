@@ -6,7 +6,7 @@ messages that only a form of KV needs are in forms/messages.py.
 
     owner ── Submit, Cancel, Declare ─▶ router ── Prefill ─▶ prefill worker ── Commit ─▶ pool
       ▲                                   │ ▲                                             │
-      │ Refused, Infeasible, AttemptLost ◀┘ └── Progress ── workers                     Batch
+      │   Refused, InLine, AttemptLost ◀──┘ └── Progress ── workers                     Batch
       └── Used, Tokens ◀── prefill and decode workers ◀───────────────────────────────────┘
 """
 
@@ -187,6 +187,22 @@ class Infeasible:
 
     request: str
     attempt: int
+
+
+class Place(NamedTuple):
+    """The place of a chat that waits for its prompt to run."""
+
+    request: str
+    attempt: int
+    num_before: int  # prompts that run before it
+    seconds: float  # until the first token, as predicted
+
+
+@dataclass(frozen=True, slots=True)
+class InLine:
+    """The router tells the owner where its chats are that wait in line: at once, and every few seconds."""
+
+    places: tuple[Place, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -586,6 +602,7 @@ Message: TypeAlias = (
     | Cancel
     | Refused
     | Infeasible
+    | InLine
     | AttemptLost
     | Acquit
     | Prefill

@@ -39,6 +39,12 @@ def decays(late: Late) -> bool:
     return late is Late.DECAY
 
 
+def late_of(request: Request, policy: Policy) -> Late:
+    """Return how a late chat is treated. One that asked for nothing waits in line: if it is late, those behind it in
+    the line do not overtake it."""
+    return Late.KEEP if decays(policy.late) and not request.slo.is_asked else policy.late
+
+
 class Promise(ABC):
     """The promise of a request. The part that has the request tells the promise what has happened."""
 
@@ -115,7 +121,7 @@ class TokenPromise(Promise):
         """Go on from the `due` of another worker; without a due, the last token of an earlier attempt counts."""
         super().__init__(request)
         self._expected, self._num_output = expected(request, policy).mean, num_output
-        self._late, self._counts_chunks = policy.late, policy.ordering.counts_chunks
+        self._late, self._counts_chunks = late_of(request, policy), policy.ordering.counts_chunks
         self.tbt_s = self._allowance_s = policy.slo_scale * request.slo.tbt_s
         last_at, planned_s = request.emitted_at, self.tbt_s
         if last_at is None and not (due and num_output):

@@ -21,7 +21,7 @@ from alignedserve.loads.workload import Arrival, Load
 from alignedserve.owner.core import OwnerCore
 from alignedserve.policies.guard import Failures, OwnPolicies
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.protocol.commands import Charge, Command, Deliver, Reject, Scale, Show, WatchHolder
+from alignedserve.protocol.commands import Charge, Command, Deliver, Reject, Scale, Show, TellPlace, WatchHolder
 from alignedserve.protocol.events import Event, HolderGone
 from alignedserve.protocol.messages import Figures, Member
 from alignedserve.router.state import RouterCore, RouterLimits
@@ -303,7 +303,7 @@ class _ClientHands(NoHands):
                 self._deliver(command)
             case Reject():
                 self._simulation.reject(command)
-            case Charge():
+            case Charge() | TellPlace():
                 pass
             case Show(figures):
                 self._simulation.show(figures)

@@ -2,8 +2,8 @@
 
 admission.py   whether the router admits a new request, and when a refused client should come again
 answers.py     whether decode workers have memory for the answers of all chats, with a new chat, to the end
-custom.py      custom policies, which place and admit requests, and predict lengths
 held.py        what places hold: beginnings of prompts, and the memory of open requests, as predicted
+line.py        the line in which chats wait that asked for no promise, and how far predicted waits are off
 placement.py   which worker runs a prompt, and which decode worker the request goes on to
 ranking.py     workers in order: by the work before them, and by their room
 """

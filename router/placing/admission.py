@@ -7,6 +7,8 @@ The router refuses a request that passes one of these bounds:
     first token     of a real-time request: too late because of the prompts before and of the decodes beside. In
                     a burst the token may be several times too late; once the queue stands, not at all
     answers         real-time answers would stand still for lack of memory
+    patience        of a chat that asked for no promise, in place of the two bounds above: its first token would come
+                    later than the server's patience allows, or five times the time of its prompt
 
 Where there are several callers, each has a part, by its weight, of what may be open and of both queues, and with chats
 of the prompts' time and of the memory: what others have beyond theirs gives way to a caller that stays within its own,
@@ -14,7 +16,9 @@ here and on workers. For example, of a queue of 50 places each of two callers fi
 all 50; the queue then holds 75. At twice its bound a queue takes nobody beyond it.
 
 Lines of batch jobs are in no queue: they wait in their store, and the job runner keeps only few here (jobs/shares.py).
-A refused client should come again when there will be room, as predicted, after earlier refused clients.
+A refused client should come again when there will be room, as predicted, after earlier refused clients. Clients that
+come again may wait for longer, so that the two retries of the usual clients are enough: with a patience of 60 s, one
+that would wait for 170 s is told 60 s, and then finds 110 s to wait, of at most 120.
 
 Memory is looked at to the end of answers (answers.py): a chat is refused if all chats together would want more than
 decode workers have before they end. Best-effort requests do not count: they give memory to real-time requests. Later
@@ -30,12 +34,14 @@ from dataclasses import dataclass, replace
 from math import inf, log
 
 from alignedserve.core import KEEPS_ALL, Rejection, Request, Retention, ServiceClass
-from alignedserve.policies.kinds import LoadAhead, PolicyKind
+from alignedserve.policies.kinds import LoadAhead, NewRequest, PolicyKind
 from alignedserve.router.placing.answers import NO_SHORTAGE, Shortage
-from alignedserve.router.placing.custom import facts_of
 from alignedserve.router.placing.held import Holdings
+from alignedserve.router.placing.line import Line
+from alignedserve.scheduling.lengths import expected
 from alignedserve.scheduling.policy import Policy
 
+PATIENCE_S = 60.0
 _MOST = 4096  # clients that are remembered; from there on each is told the longest time anyway
 
 
@@ -78,6 +84,9 @@ _RECENT_S = 30.0  # what came free this long ago counts half
 _SOON_S = 1.0  # the shortest wait that a client is asked for ...
 _LATEST_S = 60.0  # ... and the longest: OpenAI's own client ignores a longer Retry-After
 _TIMES = 2  # the bounds, of all callers together
+_PATIENT_PROMPTS = 5  # times as long as its prompt alone takes: a chat in line may wait so long in any case
+_MOST_TRIES = 2  # that make a client's patience longer: as often as OpenAI's and Anthropic's clients come again
+_NAMED = {ServiceClass.RT: "chats", ServiceClass.BE: "best-effort requests"}
 _NONE = Returns()
 _USUAL = object()  # the answer where no custom policy has one
 # A queue that empties now and then is a burst: its requests are served, if late. A queue that stands is too much load:
@@ -170,17 +179,33 @@ class Freed:
         return self._sum * float(0.5 ** ((now - self._at) / _RECENT_S))
 
 
+def facts_of(request: Request, policy: Policy) -> NewRequest:
+    """Return what custom policies are told of a request."""
+    is_rt, slo, length = request.service is ServiceClass.RT, request.slo, expected(request, policy).mean
+    told = request.id, is_rt, request.priority, request.arrival_at, request.prompt, request.max_tokens, length
+    return NewRequest(*told, slo.ttft_s, slo.tbt_s, slo.jct_s)
+
+
 class Admission:
     """Decides about new requests; the router tells when a request opens, begins and closes."""
 
-    def __init__(self, policy: Policy, most_open: int, queues: Queues, retention: Retention = KEEPS_ALL) -> None:
-        self._policy, self._most_open, self._queues = policy, most_open, queues
+    def __init__(
+        self,
+        policy: Policy,
+        most_open: int,
+        queues: Queues,
+        retention: Retention = KEEPS_ALL,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._policy, self._most_open, self._queues, self._patience_s = policy, most_open, queues, patience_s
+        self.line = Line()
         self._custom = policy.own.guard(PolicyKind.ADMISSION)  # decides in place of the time to the first token
         self.holdings = Holdings(policy, retention)  # memory that all open requests will need
         self._queued: dict[str, Request] = {}  # open requests that have not begun
         self._num_queued: Counter[ServiceClass] = Counter()
         self._tokens_queued: Counter[ServiceClass] = Counter()
         self._open_by = {service: Counter[str]() for service in ServiceClass}  # caller -> its open requests,
+        self._tokens_in_line = 0  # of the prompts in the queue that asked for nothing
         self._queued_by = {service: Counter[str]() for service in ServiceClass}  # ... those that have not begun,
         self._tokens_by = {service: Counter[str]() for service in ServiceClass}  # ... and the tokens of their prompts
         self._begun: dict[str, tuple[str, int]] = {}  # open chats that have begun: the caller, tokens of the prompt
@@ -206,6 +231,7 @@ class Admission:
     def queued(self, request: Request) -> None:
         if request.id not in self._queued:
             self._queued[request.id] = request
+            self._tokens_in_line += 0 if request.slo.is_asked else len(request.prompt)
             self._num_queued[request.service] += 1
             self._tokens_queued[request.service] += len(request.prompt)
             self._queued_by[request.service][request.caller] += 1
@@ -215,6 +241,7 @@ class Admission:
         """Take the request out of the queue: the prompt runs, or has run."""
         queued = self._queued.pop(request, None)
         if queued is not None:
+            self._tokens_in_line -= 0 if queued.slo.is_asked else len(queued.prompt)
             self._num_queued[queued.service] -= 1
             self._tokens_queued[queued.service] -= len(queued.prompt)
             _take(self._queued_by[queued.service], queued.caller, 1)
@@ -225,6 +252,8 @@ class Admission:
 
     def closed(self, request: Request) -> None:
         """Forget the request after any end."""
+        if not request.slo.is_asked:
+            self.line.left(request.id)
         self.began(request.id)
         if (begun := self._begun.pop(request.id, None)) is not None:
             _take(self._begun_by, *begun)
@@ -255,6 +284,18 @@ class Admission:
         beside_s = min(ahead.prompts_s, max(0.0, ahead.loaded_s - ahead.prompt_s))
         queue_s = ahead.prompts_s - beside_s
         return queue_s * self._part_before(request, ahead, queue_s) + beside_s + returning_s + ahead.prompt_s
+
+    def wait_s(self, request: Request, ahead: WorkAhead, before: Returns = _NONE) -> float:
+        """Predict how long a chat in line waits for the prompts of others, as waits were lately."""
+        return self.line.error.factor * (self.first_token_s(request, ahead, before) - ahead.prompt_s)
+
+    def num_queued(self, service: ServiceClass) -> int:
+        """Return how many requests of a class have not begun."""
+        return self._num_queued[service]
+
+    def waiting(self, service: ServiceClass) -> list[Request]:
+        """Return the requests of a class that have not begun, in order of arrival."""
+        return [request for request in self._queued.values() if request.service is service]
 
     def _part_before(self, request: Request, ahead: WorkAhead, queue_s: float) -> float:
         """Return the part of the prompts on the worker, of `queue_s`, that runs before the prompt of a new chat.
@@ -291,7 +332,7 @@ class Admission:
         if is_within and self.num_open < _TIMES * self._most_open:
             return None
         rate = self.ends.rate(now)
-        why = f"{self.num_open} requests are open, the limit is {self._most_open}"
+        why = f"the server is full: {self.num_open} requests are open, and at most {self._most_open} may be"
         return Refusal(Rejection.OPEN, why, (1 + before.requests) / rate if rate else _SOON_S)
 
     def _queue_full(self, request: Request, ahead: WorkAhead, before: Returns) -> Refusal | None:
@@ -305,11 +346,12 @@ class Admission:
         if is_bounded and self._is_within_queue(request, bound):
             return None
         if num >= bound.requests:
-            why = f"{num} {service.value} requests wait, the limit is {bound.requests}"
+            why = f"the server is full: {num} {_NAMED[service]} wait, and at most {bound.requests} may"
             over = num + 1 - bound.requests + before.requests
             return Refusal(Rejection.QUEUED, why, ahead.prompts_s * over / num)
         if num and tokens + len(request.prompt) > bound.tokens:  # a single prompt waits for no other
-            why = f"{tokens} tokens of {service.value} prompts wait, {len(request.prompt)} more pass {bound.tokens}"
+            why = f"the server is full: {_NAMED[service]} with {tokens} tokens of prompts wait, and"
+            why += f" {len(request.prompt)} more would pass {bound.tokens}"
             over = tokens + len(request.prompt) - bound.tokens + before.tokens
             return Refusal(Rejection.QUEUED, why, ahead.prompts_s * over / tokens)
         return None
@@ -327,7 +369,10 @@ class Admission:
     ) -> Refusal | None:
         """Refuse a request because of the load, as a custom policy says or, without one, because it would be late.
         Lines of batch jobs wait in their store: a policy that refused them for ever would keep them there."""
-        usual = self._too_late(request, ahead, before, now) or self._too_long(request, ahead)
+        if request.slo.is_asked:
+            usual = self._too_late(request, ahead, before, now) or self._too_long(request, ahead)
+        else:
+            usual = self._beyond_patience(request, ahead, before)
         if self._custom is None or is_line:
             return usual
         first_s, num_waiting = self.first_token_s(request, ahead), self._num_queued[request.service]
@@ -337,6 +382,25 @@ class Admission:
             return usual
         why = f"the policy {self._custom.name} refuses it"
         return None if again_s is None else Refusal(Rejection.POLICY, why, again_s)
+
+    def _beyond_patience(self, request: Request, ahead: WorkAhead, before: Returns) -> Refusal | None:
+        """Refuse a chat that asked for nothing, and would wait in line for longer than the server's patience.
+
+        Clients that were told to come again go before newcomers, in what half of the patience leaves: some never come,
+        and the line must not empty while newcomers are refused for them."""
+        if request.service is not ServiceClass.RT or not self._policy.refuse_ttfts:
+            return None
+        tries = min(request.tries, _MOST_TRIES)
+        most_s = (1 + tries) * max(self._patience_s, _PATIENT_PROMPTS * ahead.prompt_s)
+        if tries or self.wait_s(request, ahead) + ahead.prompt_s <= most_s / 2:
+            before = _NONE
+        first_s = self.wait_s(request, ahead, before) + ahead.prompt_s
+        if first_s <= most_s:
+            return None
+        num = self._num_queued[ServiceClass.RT] + before.requests
+        why = f"the server is full: with {num} chats before it, its first token would come in about {first_s:.0f} s,"
+        why += f" and it may wait for {most_s:.0f} s (server.patience_s)"
+        return Refusal(Rejection.LATE, why, first_s - most_s)
 
     def _too_late(self, request: Request, ahead: WorkAhead, before: Returns, now: float) -> Refusal | None:
         """Refuse a real-time request that others make late.
@@ -349,7 +413,9 @@ class Admission:
         ttft_s, alone_s = request.slo.ttft_s, ahead.prompt_s
         if not self._policy.refuse_ttfts:
             return None
-        wait_s = self.first_token_s(request, ahead) - alone_s
+        # Chats in line have later dues, and let one pass that asked for less time.
+        in_line_s = self._tokens_in_line * ahead.token_s / ahead.num_workers
+        wait_s = max(0.0, self.first_token_s(request, ahead) - alone_s - in_line_s)
         usual_s = max(ttft_s, alone_s)
         left_s = ttft_s - alone_s if alone_s < ttft_s else usual_s
         is_calm = ahead.prompts_s <= _CALM * left_s  # for all callers, not for this one alone
@@ -362,9 +428,10 @@ class Admission:
         if wait_s <= most_s:
             return None
         self._overloaded_until = now + _OVERLOAD_S
-        why = f"it would wait {wait_s:.2f} s for others, and may wait {most_s:.2f} s with its ttft of {ttft_s:g} s: try"
-        why += " again later, or ask for a longer slo.ttft_ms or for service_tier flex"
-        again_s = self.first_token_s(request, ahead, before) - alone_s - most_s
+        why = f"the server is full for this promise: it would wait {wait_s:.2f} s for others, and may wait"
+        why += f" {most_s:.2f} s with its ttft of {ttft_s:g} s; come again later, or ask for a longer slo.ttft_ms or"
+        why += " service_tier flex"
+        again_s = self.first_token_s(request, ahead, before) - alone_s - in_line_s - most_s
         return Refusal(Rejection.LATE, why, again_s)
 
     def _too_long(self, request: Request, ahead: WorkAhead) -> Refusal | None:
@@ -372,8 +439,9 @@ class Admission:
         is_asked = request.service is ServiceClass.RT and self._policy.refuse_ttfts
         if not is_asked or ahead.shortage.tokens <= 0 or self._is_within_memory(request, ahead):
             return None
-        why = f"its answer and those of other chats would want {ahead.shortage.tokens:.0f} tokens of memory more than"
-        why += " there are: try again later, ask for fewer max_tokens, or for service_tier flex"
+        why = "the server is full: its answer and those of other chats would want"
+        why += f" {ahead.shortage.tokens:.0f} tokens of memory more than there are; come again later, or ask for fewer"
+        why += " max_tokens or service_tier flex"
         return Refusal(Rejection.LATE, why, ahead.shortage.after_s)
 
     def _is_within_memory(self, request: Request, ahead: WorkAhead) -> bool:

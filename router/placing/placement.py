@@ -19,17 +19,16 @@ only where that is worth it, and else stays where the KV is. So roles follow the
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, inf
 from typing import TypeAlias
 
 from alignedserve.core import KEEPS_ALL, WORKERS, Request, Retention, Role, ServiceClass
 from alignedserve.policies.kinds import PolicyKind, WorkerChoice
-from alignedserve.protocol.messages import SEEN_S, Backlog, Member, Report
-from alignedserve.router.placing.admission import WorkAhead
+from alignedserve.protocol.messages import SEEN_S, Attempt, Backlog, Member, Report
+from alignedserve.router.placing.admission import WorkAhead, facts_of
 from alignedserve.router.placing.answers import NO_SHORTAGE, AnswersAhead, Shortage
-from alignedserve.router.placing.custom import CustomPlacement
 from alignedserve.router.placing.held import Beginnings, HeldMemory, Holdings, pieces_of
 from alignedserve.router.placing.ranking import Loads, Rooms
 from alignedserve.scheduling.lengths import mean_and_upper
@@ -126,6 +125,27 @@ class _Help:
     def share(self, now: float) -> float:
         """Return the share of the recent time that these prompts took."""
         return self.sum_s * exp((self.at - now) / RECENT_S) / RECENT_S
+
+
+class CustomPlacement:
+    """Asks a policy for workers. A new request's wait is predicted first; the answer is kept until the request is
+    placed: so a policy that counts answers counts each attempt once."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._guard, self._policy = policy.own.guard(PolicyKind.PLACEMENT), policy
+        self._asked: Attempt | None = None  # the attempt of the last ask
+        self._answer: str | None = None
+
+    @property
+    def decides(self) -> bool:
+        return self._guard is not None
+
+    def worker(self, request: Request, workers: Sequence[WorkerChoice]) -> str | None:
+        """Return the name of one of these workers, or None where the default decides."""
+        attempt, offered = (request.id, request.attempt), {worker.name for worker in workers}
+        if self._guard is not None and (attempt != self._asked or self._answer not in (None, *offered)):
+            self._asked, self._answer = attempt, self._guard.ask(facts_of(request, self._policy), workers)
+        return self._answer
 
 
 class Placement:
@@ -304,7 +324,7 @@ class Placement:
         """Count the prefill workers that have a prompt; a worker that decodes too may have requests and no prompt."""
         names = [name for name, role in self._roles.items() if role is Role.PREFILL]
         return sum(
-            1 for name in names if (self._wait_s(name, ServiceClass.BE, now) if self._lends else self._num_at[name])
+            1 for name in names if (self.wait_s(name, ServiceClass.BE, now) if self._lends else self._num_at[name])
         )
 
     def decodes_only_elsewhere(self, node: str) -> bool:
@@ -334,7 +354,7 @@ class Placement:
     def least_wait_s(self, role: Role, service: ServiceClass, now: float) -> float:
         """Return the shortest wait for other prompts at any worker."""
         worker = self._least(role, service, now)
-        return 0.0 if worker is None else self._wait_s(worker, service, now)
+        return 0.0 if worker is None else self.wait_s(worker, service, now)
 
     # --- Placement
 
@@ -348,7 +368,7 @@ class Placement:
             return WorkAhead(memory=memory)
         told, work = self._told(worker), self._work(worker, request, known)
         prompt_s, loaded_s = work.seconds(told.prompt_token_s), work.seconds(self._loaded_token_s(worker, request, now))
-        wait_s = self._wait_s(worker, request.service, now) + max(0.0, loaded_s - prompt_s)  # others slow it down too
+        wait_s = self.wait_s(worker, request.service, now) + max(0.0, loaded_s - prompt_s)  # others slow it down too
         return WorkAhead(
             wait_s,
             prompt_s,
@@ -401,7 +421,7 @@ class Placement:
         return tuple(
             WorkerChoice(
                 name,
-                self._wait_s(name, request.service, now),
+                self.wait_s(name, request.service, now),
                 self._prompt_s(name, request, known),
                 self._num_at[name],
                 self._holdings_of(name).tokens,
@@ -430,7 +450,7 @@ class Placement:
         others = [worker for node in nodes for worker in self._run_prompts_at.get(node, ())]
         others += [worker for worker in known.at if self._roles.get(worker) is self._prompts_on]
         first, least_held = least, self._held(least, request.service)
-        first_s = self._wait_s(least, request.service, now) + self._prompt_s(least, request, known)
+        first_s = self.wait_s(least, request.service, now) + self._prompt_s(least, request, known)
         is_first = self._policy.ordering.puts_first(request.service)
         for worker in others:
             prompts = self._prompts.get(worker, _NO_PROMPTS)
@@ -474,7 +494,7 @@ class Placement:
         if mean < self._policy.least_moved or decode is None:
             return False
         lately = self._help[decode]
-        if now - lately.at < HELPED_S or lately.share(now) > MOST_HELP or self._wait_s(decode, ServiceClass.BE, now):
+        if now - lately.at < HELPED_S or lately.share(now) > MOST_HELP or self.wait_s(decode, ServiceClass.BE, now):
             return False
         stays = request.service is ServiceClass.BE and self._holdings_of(worker).tokens <= self._kv_tokens
         return not stays and rooms.most_free >= rooms.blocks(len(request.prompt) + most)
@@ -520,9 +540,9 @@ class Placement:
     def _first_token_s(self, worker: str, request: Request, known: Known, now: float) -> float:
         """Return the seconds until the first token of a request that the worker would get now."""
         loaded_s = self._work(worker, request, known).seconds(self._loaded_token_s(worker, request, now))
-        return self._wait_s(worker, request.service, now) + loaded_s
+        return self.wait_s(worker, request.service, now) + loaded_s
 
-    def _wait_s(self, worker: str, service: ServiceClass, now: float) -> float:
+    def wait_s(self, worker: str, service: ServiceClass, now: float) -> float:
         """Return the wait for the prompts that go before a new prompt of this class."""
         prompts = self._prompts.get(worker, _NO_PROMPTS)
         return max(0.0, prompts.at + prompts.before(self._policy.ordering.puts_first(service)) - now)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,8 +19,12 @@ from pathlib import Path
 import pytest
 
 from alignedserve.api.asking import ServerCalls
+from alignedserve.api.llm import LLM
+from alignedserve.api.outputs import Piece
 from alignedserve.errors import AskError
+from tests.scripted_server import WHOLE, Refusal, Reply, full, scripted, streamed
 
+HI = [{"role": "user", "content": "Hi"}]
 MADE = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=127.0.0.1"
 
 
@@ -65,4 +72,57 @@ def test_a_busy_server_is_asked_again_and_answers_keep_their_order() -> None:
         answers = asyncio.run(asking.all_of("/v1/completions", bodies, told.append))
         server.shutdown()
     assert answers == [{"said": name} for name in "abc"]
-    assert told == [1, 2, 3]
+    assert told == [0, 1, 2, 3]
+
+
+def _streamed(pieces: Iterable[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+async def _streamed_async(pieces: AsyncIterator[Piece]) -> str:
+    return "".join([piece.text async for piece in pieces])
+
+
+WAYS: dict[str, Callable[[LLM], str]] = {
+    "generate": lambda llm: llm.generate("Hi", use_tqdm=False)[0].outputs[0].text,
+    "chat": lambda llm: llm.chat(HI, use_tqdm=False)[0].outputs[0].text,
+    "agenerate": lambda llm: asyncio.run(llm.agenerate("Hi"))[0].outputs[0].text,
+    "stream": lambda llm: _streamed(llm.stream(HI)),
+    "astream": lambda llm: asyncio.run(_streamed_async(llm.astream(HI))),
+    "detokenize": lambda llm: llm.detokenize([3]),
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_a_full_server_is_asked_again_when_it_says(way: str) -> None:
+    with scripted() as server:
+        answer: Reply = streamed("fi", "ne", waits=["3 before you, about 12 s"]) if "stream" in way else WHOLE
+        server.replies = [full(retry_after="0.4"), full("it starts", "0.2", status=503), Refusal(503, ""), answer]
+        assert WAYS[way](LLM(url=server.url)) == "fine"
+    assert server.bodies == server.bodies[:1] * 4
+    assert server.retries == [0, 1, 2, 3], "who comes again may wait longer in line"
+    first, second, third, fourth = server.times
+    for waited_s, told_s in ((second - first, 0.4), (third - second, 0.2), (fourth - third, 1.0)):
+        assert waited_s >= told_s
+
+
+def test_patience_ends(way: str) -> None:
+    with scripted() as server:
+        server.replies = [full("it is full", "0.5"), full("it is fuller", "0.5")]
+        with pytest.raises(AskError, match="the server refuses with 429: it is fuller"):
+            WAYS[way](LLM(url=server.url, retry_for_s=0.9))
+    assert len(server.bodies) == 2
+
+
+def test_the_bar_is_there_while_nothing_has_an_answer_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with scripted() as server:
+        server.replies = [full(retry_after="0.3"), WHOLE]
+        LLM(url=server.url).generate("Hi")
+    assert "] 0 of 1" in terminal.getvalue()

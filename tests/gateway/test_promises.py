@@ -9,7 +9,7 @@ import pytest
 from alignedserve.config.sections import SloConfig
 from alignedserve.core import NO_KEY_SALT, Estimate, ServiceClass, Slo
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Limits, hash_key
-from alignedserve.owner.client import Delivered, Overloaded
+from alignedserve.owner.client import Delivered, InLine, Overloaded
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway, data_lines
 
@@ -253,3 +253,72 @@ def test_a_refusal_gives_the_routers_reason(text: TextModel, stream: bool) -> No
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert answer.json()["error"]["message"] == why
     assert "x-slo-infeasible" not in answer.headers
+
+
+PLACES = (Delivered((), None, place=InLine(3, 12.34)), Delivered((), None, place=InLine(0, 4.0)))
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+def test_a_stream_that_waits_in_line_says_its_place_in_comments(
+    text: TextModel, hello: tuple[int, ...], choices: int
+) -> None:
+    """Proxies keep the stream open, clients skip the comments, and people see that something happens."""
+    gateway = Gateway(text, FakeOwner(*PLACES, hello))
+    for answer in (gateway.chat(stream=True, n=choices), gateway.complete(stream=True, n=choices)):
+        comments = [line for line in answer.text.split("\n\n") if line.startswith(":")]
+        assert comments == [": 3 before you, about 13 s", ": 0 before you, about 4 s"]
+        assert (answer.headers["x-queue-before"], answer.headers["x-queue-wait-s"]) == ("3", "12.3")
+        assert "server-timing" not in answer.headers
+        assert answer.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_streams_of_named_events_say_it_too(text: TextModel, hello: tuple[int, ...], path: str) -> None:
+    asked = {"messages": [{"role": "user", "content": "Hi"}]} if path == "/v1/messages" else {"input": "Hi"}
+    most = {"max_tokens": 20} if path == "/v1/messages" else {}
+    body = {"model": "demo", "stream": True, **asked, **most}
+    answer = Gateway(text, FakeOwner(*PLACES, hello)).ask("POST", path, json=body)
+    assert answer.status_code == 200
+    assert ": 3 before you, about 13 s\n\n" in answer.text
+
+
+def test_an_answer_that_waited_in_line_says_it_in_headers(text: TextModel, hello: tuple[int, ...]) -> None:
+    answer = Gateway(text, FakeOwner(*PLACES, hello)).chat()
+    assert (answer.headers["x-queue-before"], answer.headers["x-queue-wait-s"]) == ("3", "12.3")
+    assert "queue;dur=" in answer.headers["server-timing"]
+    assert "x-queue-before" not in Gateway(text, FakeOwner(hello)).chat().headers
+
+
+@pytest.mark.parametrize(("said", "tries"), [("2", 2), ("0", 0), ("", 0), ("-1", 0), ("two", 0), ("1234", 0), ("٣", 0)])
+def test_a_client_says_how_often_it_was_refused(gateway: Gateway, said: str, tries: int) -> None:
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
+    headers = {"x-stainless-retry-count": said.encode()}
+    gateway.ask("POST", "/v1/chat/completions", json=body, headers=headers)
+    assert [request.tries for request in gateway.owner.opened] == [tries]
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields", "is_asked"),
+    [
+        ({}, {}, False),
+        ({}, {"service_tier": "auto"}, False),
+        ({}, {"slo": {"ttft_ms": 900}}, True),
+        ({}, {"service_tier": "priority"}, True),
+        ({"slo": SloConfig(ttft_ms=500.0)}, {}, True),
+        ({"slo": SloConfig(tbt_ms=50.0)}, {}, True),
+    ],
+    ids=str,
+)
+def test_a_promise_is_asked_for_by_the_client_or_the_operator(
+    text: TextModel, hello: tuple[int, ...], settings: dict[str, Any], fields: dict[str, Any], is_asked: bool
+) -> None:
+    """All others wait in line."""
+    gateway = Gateway(text, FakeOwner(hello), **settings)
+    gateway.chat(**fields)
+    assert [request.slo.is_asked for request in gateway.owner.opened] == [is_asked]
+
+
+def test_who_asks_for_nothing_is_promised_what_the_machine_keeps(text: TextModel, hello: tuple[int, ...]) -> None:
+    gateway = Gateway(text, FakeOwner(hello), machine=Slo(6.0, 0.25, is_asked=False))
+    gateway.chat()
+    assert [request.slo for request in gateway.owner.opened] == [Slo(6.0, 0.25, is_asked=False)]

@@ -11,7 +11,7 @@ import pytest
 from alignedserve.core import FinishReason, Logprob, Opening, Rejection, Role, Spent
 from alignedserve.owner.accounts import MOST_SETTLING, Account, SettlingAccounts
 from alignedserve.owner.core import MOST_DECLARED, MOST_FRUITLESS, RESEND_S, SILENCE_S, OwnerCore
-from alignedserve.protocol.commands import Charge, Command, Deliver, Reject, Send, SetTimer
+from alignedserve.protocol.commands import Charge, Command, Deliver, Reject, Send, SetTimer, TellPlace
 from alignedserve.protocol.events import (
     Closed,
     LinkGap,
@@ -30,9 +30,11 @@ from alignedserve.protocol.messages import (
     Cancel,
     Declare,
     Infeasible,
+    InLine,
     Inquire,
     Missed,
     Output,
+    Place,
     Refused,
     RequestUse,
     Resend,
@@ -44,6 +46,13 @@ from tests.samples import ROUTER_MEMBER, member, next_attempt, request, said
 
 FIRST = request()
 SECOND = next_attempt(FIRST, (7, 8))
+
+
+def test_a_chat_in_line_is_told_its_place_until_its_first_token(owner: OwnerCore) -> None:
+    places = InLine((Place("r", 0, 3, 12.5), Place("r", 1, 2, 9.0), Place("gone", 0, 1, 2.0)))
+    assert owner.handle(said(ROUTER, places), 1.0) == [TellPlace("r", 3, 12.5)]
+    owner.handle(said("decode-0", Tokens((Output("r", 0, 0, (7,), None),))), 2.0)
+    assert owner.handle(said(ROUTER, places), 3.0) == []
 
 
 @pytest.fixture

@@ -144,8 +144,8 @@ class TestFirstToken:
     def test_the_text_says_what_would_help(self) -> None:
         refusal = refused(self.standing(), rt("a"), WorkAhead(prompts_s=7.0, prompt_s=0.4))
         assert refusal.why == (
-            "it would wait 7.00 s for others, and may wait 0.42 s with its ttft of 1 s: "
-            "try again later, or ask for a longer slo.ttft_ms or for service_tier flex"
+            "the server is full for this promise: it would wait 7.00 s for others, and may wait 0.42 s with its ttft of"
+            " 1 s; come again later, or ask for a longer slo.ttft_ms or service_tier flex"
         )
 
     def test_a_request_that_has_more_time_is_taken_in(self) -> None:
@@ -200,14 +200,16 @@ class TestQueues:
     def test_each_class_has_its_own(self) -> None:
         found = admission(queues=Queues(rt=Bound(requests=1), be=Bound(requests=2)))
         take_in(found, rt("a"), be("b"))
-        assert refused(found, rt("c")).why == "1 rt requests wait, the limit is 1"
+        assert refused(found, rt("c")).why == "the server is full: 1 chats wait, and at most 1 may"
         assert found.refusal(be("c"), WorkAhead(), NOW) is None
 
     def test_tokens_are_bounded_too(self) -> None:
         found = admission(queues=Queues(be=Bound(tokens=250)))
         take_in(found, be("a"))
         assert found.refusal(be("b", prompt=150), WorkAhead(), NOW) is None
-        assert refused(found, be("b", prompt=151)).why == "100 tokens of be prompts wait, 151 more pass 250"
+        assert refused(found, be("b", prompt=151)).why == (
+            "the server is full: best-effort requests with 100 tokens of prompts wait, and 151 more would pass 250"
+        )
 
     def test_a_request_alone_is_not_too_long_for_a_queue(self) -> None:
         assert admission(queues=Queues(be=Bound(tokens=10))).refusal(be("a"), WorkAhead(), NOW) is None
@@ -218,14 +220,14 @@ class TestQueues:
         found.began("a")
         assert found.refusal(rt("b"), WorkAhead(), NOW) is None
         take_in(found, rt("b"))
-        assert refused(found, be("c")).why == "2 requests are open, the limit is 2"
+        assert refused(found, be("c")).why == "the server is full: 2 requests are open, and at most 2 may be"
 
     def test_a_line_of_a_job_is_in_none(self) -> None:
         """A line waits in its store, not in a queue. Only too many open requests in total keep a line out."""
         found = admission(most_open=2, queues=Queues(be=Bound(requests=1)))
         take_in(found, be("a"))
         assert found.refusal(be("line"), WorkAhead(), NOW, is_line=True) is None
-        assert refused(found, be("b")).why == "1 be requests wait, the limit is 1"
+        assert refused(found, be("b")).why == "the server is full: 1 best-effort requests wait, and at most 1 may"
         found.opened(be("line"))
         assert found.refusal(be("next"), WorkAhead(), NOW, is_line=True) is not None
 

@@ -67,7 +67,7 @@ class TestPlacement:
     def test_beyond_the_bound_a_request_is_refused_but_a_next_attempt_is_not(self, router: RouterCore) -> None:
         for name in "xyz":
             router.handle(said("gateway-0", Submit(request(name))), 3.0)
-        why = "3 requests are open, the limit is 3"
+        why = "the server is full: 3 requests are open, and at most 3 may be"
         refused = Refused("a", 0, Rejection.OPEN, why, 1.0)
         assert router.handle(said("gateway-0", Submit(A)), 3.0) == [Send("gateway-0", refused)]
         [told] = router.handle(said("gateway-0", AskDecisions(1, "a")), 3.0)
@@ -253,7 +253,7 @@ class TestLinesOfJobs:
         [refused] = router.handle(said("gateway-0", Submit(flex[1])), 3.0)
         assert isinstance(refused, Send)
         assert isinstance(refused.message, Refused)
-        assert refused.message.why == "1 be requests wait, the limit is 1"
+        assert refused.message.why == "the server is full: 1 best-effort requests wait, and at most 1 may"
 
 
 class TestPromisesThatNobodyCouldKeep:

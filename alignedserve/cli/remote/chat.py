@@ -1,26 +1,32 @@
 """A chat in the terminal with any server that has an OpenAI-compatible HTTP API.
 
 user's line ──▶ ChatSession.turn ──▶ ChatApi.answer ──▶ POST /chat/completions, streamed
+                    │               ├── while the server is full: a line that says how long, and the next try
                     │               └── pieces of text, printed as they come
-                    └── keeps both sides of the turn, or neither where it failed
+                    └── keeps both sides of the turn, or neither where it failed: the line is in the next prompt
 """
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from io import TextIOWrapper
+from time import monotonic, sleep
 from typing import Any, TypeAlias
 
 import httpx
 
 from alignedserve.cli.remote.options import ChatOptions
+from alignedserve.cli.terminal.progress import StatusLine
 from alignedserve.errors import ChatError
-from alignedserve.http_client import CONTROL, DONE, SILENCE_S, RemoteServer, api_at, one_line
+from alignedserve.http_client import CONTROL, DONE, PATIENCE_S, SILENCE_S, RemoteServer, api_at, complaint, one_line
 
 Message: TypeAlias = dict[str, str]
 
+_PLACE = re.compile(r"\d+ before you, about \d+ s")  # the comment of a stream that waits for its turn
 _COMMANDS = "/reset forgets the chat, /system TEXT sets the system prompt, /quit or Ctrl-D ends, Ctrl-C interrupts"
 
 
@@ -47,13 +53,16 @@ class ChatSession:
         self._system = system
         self._person = person  # at a terminal, in contrast to piped input
         self._turns: list[Message] = []
+        self._unanswered = ""  # the last question, where no answer came: with it the next prompt begins
         self._failed = False
 
     def run(self) -> bool:
         """Chat until the input ends, and return whether any turn failed."""
         if self._person:
             with suppress(ImportError):
-                import readline  # noqa: F401  (gives `input` editing and history)
+                import readline  # gives `input` editing and history
+
+                readline.set_startup_hook(lambda: readline.insert_text(self._unanswered))
             print(_COMMANDS)
             with self._told():
                 print(f"Chatting with {self._server.model} at {self._server.url}")
@@ -77,6 +86,8 @@ class ChatSession:
                     raise
                 print()
                 continue
+            finally:
+                self._unanswered = ""
             if line:
                 yield line
 
@@ -102,7 +113,7 @@ class ChatSession:
         """Ask a question and show the answer; both are kept, or neither. Where the context is full, old turns go."""
         asked: Message = {"role": "user", "content": line}
         before: list[Message] = [] if self._system is None else [{"role": "system", "content": self._system}]
-        kept = self._turns
+        kept, self._unanswered = self._turns, line
         while True:
             try:
                 answer = self._show(self._server.answer([*before, *kept, asked]))
@@ -115,7 +126,10 @@ class ChatSession:
             print("(tokens: {:,} in the answer, {:,} in the conversation)".format(*self._server.tokens))
         if num_forgotten := (len(self._turns) - len(kept)) // 2:
             print(f"(the context is full: {num_forgotten} of the oldest turns are forgotten)", file=sys.stderr)
-        self._turns = [*kept, asked, {"role": "assistant", "content": answer}] if answer else kept
+        if answer:
+            self._turns, self._unanswered = [*kept, asked, {"role": "assistant", "content": answer}], ""
+        else:
+            self._turns = kept
 
     def _show(self, pieces: Generator[str, None, None]) -> str:
         """Print the answer as it comes, and return as much as came before Ctrl-C."""
@@ -140,10 +154,11 @@ class ChatApi(RemoteServer):
     kind = ChatError
 
     def __init__(self, options: ChatOptions, counts_tokens: bool) -> None:
-        super().__init__(api_at(options.url), options.api_key)
+        super().__init__(api_at(options.url), options.api_key, PATIENCE_S)
         self._asked = options
         self._model = options.model
         self._counts_tokens = counts_tokens
+        self._status = StatusLine(sys.stderr)  # one for each question
         self.tokens: tuple[int, int] | None = None  # of the last answer, and of the conversation with it, where told
 
     @property
@@ -161,15 +176,30 @@ class ChatApi(RemoteServer):
             if getattr(self._asked, name) is not None:
                 body[name] = getattr(self._asked, name)
         ended = False
-        self.tokens = None
-        for event in self.events("/chat/completions", body):
-            ended = ended or event is DONE or bool(_choice(event).get("finish_reason"))
-            text = _text(event)
-            self.tokens = _tokens(event) or self.tokens
-            if text:
-                yield text
+        self.tokens, self._status = None, StatusLine(sys.stderr)
+        try:
+            for event in self.events("/chat/completions", body):
+                self._status.clear()
+                ended = ended or event is DONE or bool(_choice(event).get("finish_reason"))
+                text = _text(event)
+                self.tokens = _tokens(event) or self.tokens
+                if text:
+                    yield text
+        finally:
+            self._status.clear()
         if not ended:
             raise ChatError(f"{self.url} ended its answer early")
+
+    def comment(self, text: str) -> None:
+        if _PLACE.fullmatch(text):  # others' servers write comments of other kinds
+            self._status.show(text)
+
+    def wait(self, pause_s: float, refusal: httpx.Response) -> None:
+        end_at, said = monotonic() + pause_s, complaint(refusal)
+        while (left_s := end_at - monotonic()) > 0:
+            self._status.show(f"asked again in {math.ceil(left_s)} s: {said}")
+            sleep(min(left_s, 1.0))
+        self._status.show(f"asked again: {said}")
 
     def _first_model(self) -> str:
         answer = self.ask("GET", "/models")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shutil import get_terminal_size
 from time import monotonic
 from typing import TextIO
 
@@ -56,6 +57,30 @@ class ProgressBar:
     def note(self, text: str) -> None:
         """Print a line of its own, on a terminal or not."""
         self._draw(f"{_CLEAR if self._is_shown else ''}{text}\n")
+
+    def _draw(self, text: str) -> None:
+        self._file.write(text)
+        self._file.flush()
+
+
+class StatusLine:
+    """A line of a terminal that is rewritten while something waits. Elsewhere the first text alone is printed."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._is_shown, self._is_empty = file.isatty(), True
+
+    def show(self, text: str) -> None:
+        if self._is_shown:  # in one row, and the ^C of a person too: what wraps cannot be rewritten
+            self._draw(f"{_CLEAR}{text[: get_terminal_size().columns - 3]}")
+        elif self._is_empty:
+            self._draw(f"{text}\n")
+        self._is_empty = False
+
+    def clear(self) -> None:
+        if self._is_shown and not self._is_empty:
+            self._draw(_CLEAR)
+            self._is_empty = True
 
     def _draw(self, text: str) -> None:
         self._file.write(text)

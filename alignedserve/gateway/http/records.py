@@ -104,7 +104,9 @@ class BodyMeter:
 
     def timing_headers(self, is_over: bool) -> dict[str, str]:
         """Return the header of the times until now, in milliseconds; a stream's headers are sent with its first
-        token."""
+        token, or before it where the chat waits in line: then there are no times yet."""
+        if not self._first_at:
+            return {}
         queue_s, prompt_s, output_s = self._times_s()
         first_s = queue_s + prompt_s
         times = {"queue": queue_s, "prefill": prompt_s, "first_token": first_s}

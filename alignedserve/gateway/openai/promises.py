@@ -26,6 +26,7 @@ HEADERS = {
     "tbt_ms": ("x-slo-tbt-ms", "x-llm-d-slo-tpot-ms"),
     "jct_ms": ("x-slo-jct-ms",),
 }
+RETRIES = "x-stainless-retry-count"
 _NO_LIMITS = Limits()
 _PRIORITY = 0.5  # times the usual ttft and tbt: what service_tier priority promises
 
@@ -86,6 +87,12 @@ def make_promise(
     return ServicePromise(
         ServiceClass.RT, Slo(ttft_ms / 1000, tbt_ms / 1000, strict=is_strict, is_asked=is_asked), used
     )
+
+
+def retries(headers: Mapping[str, str]) -> int:
+    """Return how often the client was refused before it came again, as OpenAI's and Anthropic's clients say it."""
+    said = headers.get(RETRIES, "")
+    return int(said) if said.isascii() and said.isdigit() and len(said) < 3 else 0
 
 
 def _deadline_ms(name: str, fields: SloFields | None, headers: Mapping[str, str]) -> float | None:

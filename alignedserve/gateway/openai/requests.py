@@ -51,6 +51,7 @@ class Origin:
     arrival_at: float
     caller: Caller = ANONYMOUS
     adapter: Adapter | None = None  # that its model names
+    tries: int = 0  # how often its client was refused before, as it says
     on_trial: OnTrial = lambda _: None  # told the processor time of each trial of a grammar
 
 
@@ -209,6 +210,7 @@ def request_of(
         weight=origin.caller.weight,
         adapter=origin.adapter,
         is_metered=True,
+        tries=origin.tries,
         **rest,
     )
 

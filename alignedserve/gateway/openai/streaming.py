@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import aclosing
@@ -23,6 +24,7 @@ from alignedserve.gateway.openai.errors import ClientGone
 from alignedserve.gateway.openai.reading import AnswerPiece
 from alignedserve.gateway.openai.shapes import AnswerShape
 from alignedserve.gateway.openai.writing import ascii_json, json_parts
+from alignedserve.owner.client import InLine
 from alignedserve.shell.event_loop import end_tasks
 
 DONE = b"data: [DONE]\n\n"
@@ -41,6 +43,11 @@ def event_parts(body: dict[str, Any]) -> Iterator[bytes]:
     yield b"data: "
     yield from (ascii_json(part).encode() for part in json_parts(body))
     yield b"\n\n"
+
+
+def waiting(place: InLine) -> bytes:
+    """Return a comment, which clients skip: it tells people who look their place, and proxies that the stream lives."""
+    return f": {place.num_before} before you, about {math.ceil(place.seconds)} s\n\n".encode()
 
 
 class _ChunkLike:

@@ -1,0 +1,224 @@
+"""Chats that asked for no promise wait in line: in order, fair by caller, for as long as the server is patient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.core import Rejection, Request, Role, Slo
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.events import TimerFired
+from alignedserve.protocol.messages import Backlog, Infeasible, InLine, Place, Prefill, Progress, Refused, Submit
+from alignedserve.router.placing.admission import Admission, Queues, WorkAhead
+from alignedserve.router.placing.line import Line, WaitError
+from alignedserve.router.state import RouterCore
+from alignedserve.scheduling.policy import Policy
+from tests.router.routers import LIMITS, serving
+from tests.samples import request, said
+
+NOTHING_ASKED = Slo(is_asked=False)
+TOKEN_S = 0.01
+LATEST_S = 60.0  # that a client is told
+
+
+def chat(name: str, prompt: int = 100, caller: str = "", tries: int = 0) -> Request:
+    salt = f"{caller:-<32}" if caller else ""
+    return replace(request(name, prompt=prompt), slo=NOTHING_ASKED, salt=salt, tries=tries)
+
+
+def asked(name: str, prompt: int = 100) -> Request:
+    return request(name, prompt=prompt)
+
+
+class TestWaitError:
+    @given(st.floats(0.2, 5.0), st.lists(st.floats(1.0, 100.0), min_size=40, max_size=60))
+    def test_it_learns_by_how_much_waits_are_longer(self, times: float, waits: list[float]) -> None:
+        error = WaitError()
+        for wait_s in waits:
+            error.learn(wait_s, max(0.5, times * wait_s))
+        assert error.factor == pytest.approx(times, rel=0.1) or min(waits) * times < 0.5
+
+    @given(st.lists(st.tuples(st.floats(0.0, 1e6), st.floats(0.0, 1e6))))
+    def test_no_wait_makes_it_mad(self, waits: list[tuple[float, float]]) -> None:
+        error = WaitError()
+        for predicted_s, waited_s in waits:
+            error.learn(predicted_s, waited_s)
+        assert 0.1 <= error.factor <= 10.0
+
+    def test_short_waits_say_nothing(self) -> None:
+        error = WaitError()
+        error.learn(0.0, 0.4)
+        assert error.factor == 1.0
+
+
+class TestPlaces:
+    def places(self, *waiting: Request, queue_s: float = 10.0) -> dict[str, Place]:
+        line = Line()
+        for of in waiting:
+            if not of.slo.is_asked:
+                line.joined(of.id, 1.0, 0.0)
+        return {place.request: place for place in line.places(waiting, queue_s, 0.0)}
+
+    def test_a_line_of_one_caller_is_in_order(self) -> None:
+        found = self.places(chat("a"), chat("b"), chat("c", prompt=200))
+        assert [(place.num_before, place.seconds) for place in found.values()] == [(0, 2.5), (1, 5.0), (2, 10.0)]
+
+    def test_callers_take_turns(self) -> None:
+        """A caller with three chats does not hold up one with a single chat."""
+        found = self.places(*(chat(name, caller="x") for name in "abc"), chat("d", caller="y"))
+        assert {name: place.num_before for name, place in found.items()} == {"a": 1, "b": 2, "c": 3, "d": 1}
+        assert found["d"].seconds == pytest.approx(5.0)
+
+    def test_prompts_that_asked_for_a_promise_are_before_it_and_told_nothing(self) -> None:
+        assert {name: place.num_before for name, place in self.places(asked("a"), chat("b")).items()} == {"b": 1}
+
+    @given(st.lists(st.tuples(st.integers(1, 5000), st.sampled_from("xyz")), min_size=1, max_size=30))
+    def test_nobody_waits_for_longer_than_all_take(self, sizes: list[tuple[int, str]]) -> None:
+        chats = [chat(f"c{at}", size, caller) for at, (size, caller) in enumerate(sizes)]
+        found = self.places(*chats)
+        assert all(0 < place.seconds <= 10.0 + 1e-9 and place.num_before < len(chats) for place in found.values())
+        assert max(place.seconds for place in found.values()) == pytest.approx(10.0)
+        for caller in "xyz":
+            own = [found[of.id] for of in chats if of.caller == of.salt and of.salt.startswith(caller)]
+            assert [place.seconds for place in own] == sorted(place.seconds for place in own)
+
+
+def ahead(prompts_s: float, prompt: int = 100) -> WorkAhead:
+    return WorkAhead(prompts_s, prompt * TOKEN_S, TOKEN_S, worker="decode-0", loaded_s=prompt * TOKEN_S)
+
+
+class TestPatience:
+    def admission(self, patience_s: float = 60.0) -> Admission:
+        return Admission(Policy(), 1000, Queues(), patience_s=patience_s)
+
+    def test_nobody_is_refused_within_it(self) -> None:
+        found = self.admission()
+        assert found.refusal(asked("a"), ahead(58.0), 0.0) is not None, "who asks for a second is"
+        assert found.refusal(chat("b"), ahead(58.0), 0.0) is None
+        assert found.refusal(chat("c", 1500), ahead(58.0, 1500), 0.0) is None, "five times its prompt is longer"
+
+    def test_beyond_it_a_client_is_told_when_there_will_be_room(self) -> None:
+        refusal = self.admission().refusal(chat("a"), ahead(79.0), 0.0)
+        assert refusal is not None
+        assert (refusal.reason, refusal.retry_after_s) == (Rejection.LATE, pytest.approx(20.0))
+        assert refusal.why == (
+            "the server is full: with 0 chats before it, its first token would come in about 80 s, and it may wait for"
+            " 60 s (server.patience_s)"
+        )
+
+    def test_each_of_those_who_are_to_come_again_is_told_another_time(self) -> None:
+        found = self.admission()
+        refusals = [found.refusal(chat(f"c{at}"), ahead(79.0), 0.0) for at in range(5)]
+        assert [refusal and refusal.retry_after_s for refusal in refusals] == pytest.approx([20, 21, 22, 23, 24])
+
+    def test_a_new_chat_does_not_overtake_those_who_are_to_come_again(self) -> None:
+        found = self.admission()
+        assert found.refusal(chat("a", 1000), ahead(79.0), 0.0) is not None
+        assert found.refusal(chat("new"), ahead(55.0), 0.0) is not None
+        assert found.refusal(chat("again", tries=1), ahead(55.0), 0.0) is None
+
+    def test_who_asked_for_a_promise_passes_the_line(self) -> None:
+        found = self.admission()
+        for number in range(20):
+            found.opened(chat(f"c{number}"))
+            found.queued(chat(f"c{number}"))
+        assert found.refusal(asked("a"), ahead(20.0), 0.0) is None
+        assert found.refusal(asked("b"), ahead(24.0), 0.0) is not None, "4 s of them are of others that asked"
+
+    def test_waits_that_were_longer_count(self) -> None:
+        found = self.admission()
+        for number in range(30):
+            found.line.joined(f"c{number}", 10.0, 0.0)
+            found.line.began(f"c{number}", 30.0)
+        assert found.refusal(chat("a"), ahead(18.0), 0.0) is None
+        assert found.refusal(chat("b"), ahead(21.0), 0.0) is not None
+
+    @given(st.lists(st.integers(50, 700), min_size=1, max_size=80), st.floats(0.2, 3.0), st.sampled_from([30.0, 60.0]))
+    def test_two_retries_are_enough_for_a_crowd(self, prompts: list[int], slower: float, patience_s: float) -> None:
+        """All come at once and again when they are told to, as the usual clients do; the machine is slower than the
+        cost model believes. Only whoever would wait for more than four patiences is lost."""
+        found, token_s = self.admission(patience_s), slower * TOKEN_S
+        events = [(0.0, number, 0) for number in range(len(prompts))]
+        free_at, line, refused = 0.0, list[tuple[float, int, str]](), list[int]()  # when each prompt in line begins
+        while events:
+            now, number, tries = heappop(events)
+            while line and line[0][0] <= now:
+                began_at, _, name = line.pop(0)
+                found.line.began(name, began_at)
+                found.began(name)
+            size = prompts[number]
+            new = chat(f"c{number}", size, tries=tries)
+            work = ahead(max(0.0, free_at - now) / slower, size)
+            refusal = found.refusal(new, work, now)
+            if refusal is None:
+                found.opened(new)
+                found.queued(new)
+                found.line.joined(new.id, work.prompts_s, now)
+                line.append((max(now, free_at), size, new.id))
+                free_at = max(now, free_at) + size * token_s
+            elif tries < 2:
+                heappush(events, (now + refusal.retry_after_s, number, tries + 1))
+            else:
+                refused.append(number)
+        assert not refused or sum(prompts) * token_s > 4 * patience_s / max(1.0, slower)
+
+
+class TestRouter:
+    """A router that serves with one worker, which is busy for a while."""
+
+    BUSY = Progress(backlog=Backlog(20.0, TOKEN_S, 20.0, TOKEN_S, TOKEN_S), free_blocks=1000)
+
+    @pytest.fixture
+    def busy(self) -> RouterCore:
+        limits = replace(LIMITS, prompts_on=Role.DECODE, most_open=100)
+        router = serving(("gateway-0", "pool-0", "decode-0"), limits)
+        router.handle(said("decode-0", self.BUSY), 3.0)
+        return router
+
+    @staticmethod
+    def sent(commands: Sequence[Command], kind: type) -> list[object]:
+        return [told.message for told in commands if isinstance(told, Send) and isinstance(told.message, kind)]
+
+    def submit(self, router: RouterCore, of: Request, now: float = 3.0) -> list[Command]:
+        return router.handle(said("gateway-0", Submit(replace(of, arrival_at=now))), now)
+
+    def test_a_chat_that_waits_is_told_its_place_at_once(self, busy: RouterCore) -> None:
+        told = [self.sent(self.submit(busy, chat(name)), InLine) for name in "ab"]
+        assert told == [[InLine((Place("a", 0, 0, 21.0),))], [InLine((Place("b", 0, 1, 22.0),))]]
+
+    def test_a_chat_that_asked_is_told_nothing(self, busy: RouterCore) -> None:
+        [refused] = self.sent(self.submit(busy, asked("a")), Refused)
+        assert isinstance(refused, Refused)
+        assert refused.reason is Rejection.LATE
+
+    def test_an_idle_server_tells_nothing(self) -> None:
+        router = serving(("gateway-0", "pool-0", "decode-0"), replace(LIMITS, prompts_on=Role.DECODE))
+        assert self.submit(router, chat("a")) == [Send("decode-0", Prefill(replace(chat("a"), arrival_at=3.0)))]
+
+    def test_nobody_is_told_that_a_promise_is_infeasible_that_nobody_asked_for(self, busy: RouterCore) -> None:
+        assert not self.sent(self.submit(busy, chat("a", prompt=500)), Infeasible)
+
+    def test_its_worker_plans_for_its_turn(self, busy: RouterCore) -> None:
+        """Dues are in the order of arrival, and late enough that the line is not late."""
+        dues = list[float]()
+        for at, name in enumerate("abc"):
+            (placed,) = self.sent(self.submit(busy, chat(name), 3.0 + at), Prefill)
+            assert isinstance(placed, Prefill)
+            dues.append(placed.request.arrival_at + placed.request.slo.ttft_s)
+        assert dues == pytest.approx([25.0, 26.0, 27.0])
+
+    def test_every_few_seconds_it_is_told_again(self, busy: RouterCore) -> None:
+        for name in "ab":
+            self.submit(busy, chat(name))
+        busy.handle(said("decode-0", replace(self.BUSY, backlog=Backlog(8.0, TOKEN_S, 8.0, TOKEN_S, TOKEN_S))), 7.5)
+        [told] = self.sent(busy.handle(TimerFired("refresh"), 8.0), InLine)
+        assert told == InLine((Place("a", 0, 0, 3.75), Place("b", 0, 1, 7.5)))
+        busy.handle(said("decode-0", replace(self.BUSY, joined=(("a", 0),))), 8.5)
+        [told] = self.sent(busy.handle(TimerFired("refresh"), 9.0), InLine)
+        assert isinstance(told, InLine)
+        assert [(place.request, place.num_before) for place in told.places] == [("b", 0)]
