@@ -139,6 +139,12 @@ class Slo:
     is_asked: bool = True  # by the client or the operator; a request that asked for nothing waits in line instead
 
     @property
+    def in_words(self) -> str:
+        """Return the promise of a chat as people read it."""
+        gap = f"{1e3 * self.tbt_s:g} ms" if self.tbt_s < 1 else f"{self.tbt_s:g} s"
+        return f"first token in {self.ttft_s:g} s, then one each {gap}"
+
+    @property
     def stall_s(self) -> float:
         """Return the gap between two tokens that breaks the promise by itself, however short all others are."""
         return max(5 * self.tbt_s, 1.0)

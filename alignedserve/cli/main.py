@@ -144,6 +144,7 @@ _COMMANDS = {
 # Likewise the lab's commands (lab/cli).
 _LAB = {
     "simulate": ("simulating", "run a workload through a deployment in virtual time"),
+    "promise": ("simulating", "show what people get who ask at once, before anything is served"),
     "plan": ("simulating", "find the cheapest deployment that keeps its promises, by simulations"),
     "reproduce": ("simulating", "run the figures of papers, beside what the papers say"),
     "fuzz": ("simulating", "inject faults into simulated deployments, and check their invariants"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil, floor, log10
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.cli.terminal.arguments import check_writable
@@ -14,13 +15,17 @@ from alignedserve.config.choices import DeviceKind
 from alignedserve.config.config import Config
 from alignedserve.cost.fit import Point, spread
 from alignedserve.cost.model import CostModel, Kind
-from alignedserve.cost.profile import Profile, save
+from alignedserve.cost.profile import Profile, Subject, save
 from alignedserve.errors import ConfigError, ProfileError, SimulateError
 from alignedserve.loads.figures.plotting import KIND_COLOURS, new_figure, save_figure
 from alignedserve.sizing.capacity import capacity
 from alignedserve.sizing.memory import FreeMemory
 from alignedserve.sizing.model_folder import model_folder, with_model
 from alignedserve.sizing.sizes import with_sizes
+
+if TYPE_CHECKING:
+    from alignedserve.cost.trials import Bounds
+    from alignedserve.engine.profiling import Meter
 
 _HELD_OUT = 20  # steps of a kind
 _SEED = 1
@@ -47,17 +52,40 @@ def run(config: Config, out: Path, budget_s: float) -> int:
 
 def _measure(config: Config, budget_s: float) -> tuple[Profile, list[Point]]:
     from alignedserve.cost.trials import random_trials
+    from alignedserve.engine.profiling import measure, measure_profile, own_cache
+
+    opened = open_meter(config)
+    meter, bounds = opened.meter, opened.bounds
+    with own_cache(meter.engine):
+        shared_memory = Path(opened.config.kvpool.directory)
+        profile = measure_profile(meter, bounds, opened.subject, shared_memory, budget_s)
+        held_out = measure(meter, random_trials(bounds, _HELD_OUT, _SEED), budget_s)
+    return profile, [*held_out.points]
+
+
+@dataclass(frozen=True)
+class OpenedMeter:
+    """An engine that serves nobody, ready to be measured."""
+
+    config: Config
+    meter: Meter
+    bounds: Bounds
+    subject: Subject
+
+
+def open_meter(config: Config) -> OpenedMeter:
+    """Load the model on this machine's CPU as a worker does."""
     from alignedserve.engine.engine import Engine
-    from alignedserve.engine.profiling import Meter, bounds_of, measure, measure_profile, own_cache, subject_of
+    from alignedserve.engine.profiling import Meter, bounds_of, subject_of
     from alignedserve.executor.loading import use_threads, weights_for
 
     config, about_demo = with_model(config)
     if about_demo is not None:
         print(f"alignedserve: warning: {about_demo}", file=sys.stderr)
     if config.engine.tensor_parallel_size > 1:
-        raise ConfigError("profile measures one process: set engine.tensor_parallel_size to 1")
+        raise ConfigError("this measures one process: set engine.tensor_parallel_size to 1")
     if config.engine.on_gpu:
-        raise ConfigError("profile measures the CPU: set engine.device to cpu; workers on GPUs measure at their start")
+        raise ConfigError("this measures the CPU: set engine.device to cpu; workers on GPUs measure at their start")
     config = replace(config, engine=replace(config.engine, device=DeviceKind.CPU))  # auto may stand for a GPU
     folder = model_folder(config)
     model = read_config(folder)
@@ -76,12 +104,8 @@ def _measure(config: Config, budget_s: float) -> tuple[Profile, list[Point]]:
         tune_s=tune_s,
         tensors_of=weights_for(config),
     )
-    bounds, meter = bounds_of(engine, room.limits, room.max_model_len), Meter(engine)
-    with own_cache(engine):
-        shared_memory = Path(config.kvpool.directory)
-        profile = measure_profile(meter, bounds, subject_of(engine, folder), shared_memory, budget_s)
-        held_out = measure(meter, random_trials(bounds, _HELD_OUT, _SEED), budget_s)
-    return profile, [*held_out.points]
+    bounds = bounds_of(engine, room.limits, room.max_model_len)
+    return OpenedMeter(config, Meter(engine), bounds, subject_of(engine, folder))
 
 
 def _print(profile: Profile, held_out: Sequence[Point]) -> None:

@@ -268,7 +268,7 @@ def _doctor(args: argparse.Namespace) -> int:
 # --- profile
 
 _SIZES = ("max_model_len", "kv_memory_mb", "max_step_tokens", "max_batch")
-_PROFILED = (
+PROFILED = (
     "model",
     *(f"engine.{name}" for name in ("dtype", "kv_dtype", "quantization", *_SIZES, "threads")),
 )  # what a profile depends on
@@ -280,7 +280,7 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", required=True, help="the profile; the plot is FILE.svg")
     parser.add_argument("--budget", type=above_zero, metavar="S", default=20.0, help="seconds to measure (default: 20)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
-    for path in _PROFILED:
+    for path in PROFILED:
         add_setting(parser, settings()[path])
     parser.set_defaults(run=_profile)
 

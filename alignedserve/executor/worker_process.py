@@ -12,6 +12,7 @@ from typing import Protocol
 from alignedserve.architectures.model_source import cache_directory
 from alignedserve.core import FREE_COPIES
 from alignedserve.cost.profile import Profile
+from alignedserve.cost.promising import LearntPromise
 from alignedserve.engine.device.devices import finish, gpu_uuid
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.profiling import Meter, bounds_of, start_profile, subject_of
@@ -61,6 +62,7 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Work
         meters(energy := EnergyMeter(counter_of(gpu_uuid(engine.device)), engine.ranks.size))
         pauses = engine.pauses(capacity.limits.max_step_tokens)
         hands = built.hands(say, look_ahead, watch, energy, pauses)
+        promise = LearntPromise(capacity.limits, capacity.max_model_len)
         setup = WorkerSetup(
             capacity.limits,
             part.policy,
@@ -71,6 +73,7 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Work
             look_ahead=look_ahead,
             copies_beside=built.copies_beside,
             energy_source=energy.source,
+            promise=promise.told if profile and engine.config.generates else None,
             layers=0 if pauses is None else engine.config.num_layers,
         )
         core = make(setup)

@@ -22,7 +22,8 @@ from alignedserve.architectures.vectors import read_pooled
 from alignedserve.config.config import Config
 from alignedserve.config.prices import Prices
 from alignedserve.config.sections import ServerConfig
-from alignedserve.core import Role
+from alignedserve.core import Role, Slo
+from alignedserve.cost.promising import slowest
 from alignedserve.dashboard.sharing import RequestPictures, request_pictures
 from alignedserve.errors import ConfigError
 from alignedserve.gateway.access.adapters import Adapters
@@ -248,9 +249,15 @@ def run(part: Part, on_start: OnStart) -> None:
     if storage is not None:
         dashboard.jobs = OpenJobs(storage, owner.now)
 
+    promises: dict[str, Slo] = {}  # worker -> what it can keep
+
     def hear(figures: Figures) -> None:
         app.state.parts.update(figures)
         dashboard.hear(figures)
+        if figures.promise is not None:
+            promises[figures.member] = figures.promise
+            there = {member.name for member in owner.members} | {figures.member}
+            settings.machine = slowest(slo for worker, slo in promises.items() if worker in there)
 
     owner.on_figures = hear
     others = siblings(part, lambda _: app.state.metrics.text())

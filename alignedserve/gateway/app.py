@@ -29,7 +29,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from alignedserve.config.sections import JobsConfig
-from alignedserve.core import Adapter, Slo
+from alignedserve.core import Adapter
 from alignedserve.errors import AdapterError, AlignedServeError
 from alignedserve.fallbacks import fallbacks
 from alignedserve.gateway.access.adapters import Adapters
@@ -214,14 +214,16 @@ class _Routes:
             raise draining()
         if not self._client.ready:
             raise not_ready()
-        return JSONResponse({"status": "ready"})
+        slo = self._settings.slo
+        is_known = self._settings.machine is not None or None not in (slo.ttft_ms, slo.tbt_ms)
+        return JSONResponse({"status": "ready", "promise": self._promise() if is_known else None})
 
     async def status(self, http: HttpRequest) -> Response:
         """Answer whether requests are taken, and by which models; operators also which parts are running, and where.
         Nothing of any request is shown."""
         state, models, _ = self.head()
         if not self._has(http, Scope.DASHBOARD):
-            return JSONResponse({"state": state, "models": list(models)})
+            return JSONResponse({"state": state, "models": list(models), "promise": self._promise()})
         parts = [
             {"name": member.name, "role": member.kind.value, "node": member.node, "address": member.address}
             for member in self._client.members
@@ -230,6 +232,7 @@ class _Routes:
             {
                 "state": state,
                 "models": list(models),
+                "promise": self._promise(),
                 "parts": parts,
                 "late": [{"part": part, "step_s": late_s} for part, late_s in self._client.late.items()],
                 "scale": dict(self._settings.scale),
@@ -247,8 +250,12 @@ class _Routes:
     def head(self) -> GatewayHead:
         """Return what this gateway says of itself: its state, its models and its promise."""
         state = "draining" if self._app.state.draining else "ready" if self._client.ready else "not ready"
-        usual = self._settings.usual
-        return state, self._settings.served_model_names, Slo(usual.ttft_ms / 1e3, usual.tbt_ms / 1e3)
+        return state, self._settings.served_model_names, self._settings.usual.slo
+
+    def _promise(self) -> dict[str, float | str] | None:
+        """Return what chats are promised that ask for nothing; None where the model writes no text."""
+        rule = self._text.pooled
+        return self._settings.usual.told if rule is None or rule.generates else None
 
     async def metrics(self, _: HttpRequest) -> Response:
         scrapes: Scrapes = self._app.state.scrapes
@@ -299,6 +306,7 @@ class _Routes:
             "created": self._began_at,
             "owned_by": "alignedserve",
             "max_model_len": self._settings.max_model_len,
+            "promise": self._promise(),
         }
 
     def _adapter_card(self, adapter: Adapter, http: HttpRequest) -> dict[str, Any]:

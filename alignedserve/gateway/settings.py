@@ -29,7 +29,7 @@ class GatewaySettings:
     stalled_client_s: float = 60.0  # an answer is given up if the client reads nothing for this time
     metrics_prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE
     slo: SloConfig = field(default_factory=SloConfig)
-    machine: Slo = field(default_factory=Slo)  # what the machine can promise chats that ask for nothing
+    machine: Slo | None = None  # what all workers can promise chats that ask for nothing; None until one has told
     prices: Prices = field(default_factory=Prices)
     at_once: int = MOST_OPEN // 2  # requests of a body that run at once: the others of a worker's seats are for others
     scale: Mapping[str, str] = field(default_factory=dict)  # role -> how many workers there may be, by load
@@ -37,7 +37,7 @@ class GatewaySettings:
     @property
     def usual(self) -> UsualPromise:
         """Return what requests are promised that ask for nothing: what the operator says, else what the machine can."""
-        slo, machine = self.slo, self.machine
+        slo, machine = self.slo, self.machine or Slo()
         return UsualPromise(
             ttft_ms=1e3 * machine.ttft_s if slo.ttft_ms is None else slo.ttft_ms,
             tbt_ms=1e3 * machine.tbt_s if slo.tbt_ms is None else slo.tbt_ms,

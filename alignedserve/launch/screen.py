@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import logging
 import os
 import socket
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TextIO
+from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 from alignedserve.architectures.families.model_config import read_config
@@ -27,6 +28,7 @@ from alignedserve.sizing.model_folder import model_folder
 log = logging.getLogger("alignedserve.launch")
 
 READY_LOOK_S = 0.05  # between two looks at whether it takes requests
+_PROMISE_S = 1.0  # that the greeting waits at most for what the workers can promise
 _WIDTH = 20  # of the bar: it is shorter than lines of the log, which parts write over it
 _LINE_S = 10.0  # between two lines of the log: a start that is shorter has none
 
@@ -92,6 +94,11 @@ def _tell_service_manager() -> None:
 
 def is_ready(config: Config) -> bool:
     """Return whether the gateway answers that the deployment takes requests."""
+    return _ready(config) is not None
+
+
+def _ready(config: Config) -> dict[str, Any] | None:
+    """Return what the gateway answers once the deployment takes requests; None before."""
     address = urlsplit(url_of(config))
     assert address.hostname is not None
     connect = http.client.HTTPConnection
@@ -100,11 +107,26 @@ def is_ready(config: Config) -> bool:
     connection = connect(address.hostname, address.port, timeout=2)
     try:
         connection.request("GET", "/ready")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
+        answer = connection.getresponse()
+        text = answer.read()
+        return json.loads(text or "{}") if answer.status == 200 else None
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
     finally:
         connection.close()
+
+
+def _promise(config: Config) -> str:
+    """Return the greeting's line of what chats are promised. A worker tells the gateway at about the time when both
+    are ready, so a gateway that knows nothing yet is asked again."""
+    ends_at = time.monotonic() + (_PROMISE_S if config.engine.profile_s else 0.0)
+    while (told := (_ready(config) or {}).get("promise")) is None and time.monotonic() < ends_at:
+        time.sleep(READY_LOOK_S)
+    ttft_ms = told["ttft_ms"] if told else config.slo.ttft_ms or 1e3 * Slo().ttft_s
+    tbt_ms = told["tbt_ms"] if told else config.slo.tbt_ms or 1e3 * Slo().tbt_s
+    is_asked = config.slo.ttft_ms is not None or config.slo.tbt_ms is not None
+    whose = "" if is_asked else " (what this machine keeps; --slo-ttft-ms asks for less)"
+    return f"promise: {Slo(ttft_ms / 1e3, tbt_ms / 1e3).in_words}{whose}\n"
 
 
 def _greeting(config: Config) -> str:
@@ -123,13 +145,11 @@ def _greeting(config: Config) -> str:
         path, body = "embeddings", f'{{"model": "{model}", "input": "{asked}"}}'
     has_keys = config.server.api_key or config.server.keys_file
     key = ' -H "Authorization: Bearer $ALIGNEDSERVE_SERVER_API_KEY"' if has_keys else ""
-    url, slo = url_of(config), config.slo
-    ttft_ms, tbt_ms = slo.ttft_ms or 1e3 * Slo().ttft_s, slo.tbt_ms or 1e3 * Slo().tbt_s
+    url = url_of(config)
     port = "" if config.server.port == ServerConfig().port else f" --port {config.server.port}"
-    promise = f"promise: first token in {ttft_ms / 1e3:g} s, then one each {tbt_ms:g} ms\n"
     demo = "demo: a tiny model that can count; its other answers are nonsense\n" if folder == DEMO_FOLDER else ""
     return (
-        f"serving {model} on {url}\n{promise if shapes.generates else ''}"
+        f"serving {model} on {url}\n{_promise(config) if shapes.generates else ''}"
         f"{demo}pages: {url}/ to chat, {url}/dashboard to watch, {url}/docs to try the API\n"
         f"try: curl -N {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'\n"
         f"stop: Ctrl-C, or alignedserve stop{port}"

@@ -30,6 +30,7 @@ from alignedserve.core import (
     Role,
     ServiceClass,
     Sketch,
+    Slo,
     Spent,
     Usage,
 )
@@ -567,6 +568,7 @@ class Figures:
     returned: ByClass = ByClass()  # noqa: RUF009  (frozen)  with them: requests that workers gave back to the pool
     lost: ByClass = ByClass()  # noqa: RUF009  ... and attempts that were lost
     member: str = ""  # the member that these are about: the router fills it in
+    promise: Slo | None = None  # of a worker: what it can promise chats that ask for nothing; None: it does not know
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 
-from alignedserve.core import Chunk, StepPlan, WorkerLimits
+from alignedserve.core import Chunk, Slo, StepPlan, WorkerLimits
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.cost.model import CostModel, Shape
 from alignedserve.scheduling.slo import RecentSteps, StepTimes
@@ -128,6 +128,7 @@ class Pace:
     def __init__(self, setup: WorkerSetup) -> None:
         self.policy, self.copying, self.limits, self.layers = setup.policy, setup.copying, setup.limits, setup.layers
         self.fit = OnlineCost(()) if setup.cost is None else setup.cost  # what the worker has learnt of steps
+        self._promise = setup.promise
         self._recent = RecentSteps(_first_times(self.fit.model, setup.limits))
         self._mean_chunk = float(setup.limits.max_step_tokens)
         self.pivot = self.fit.model.pivot(setup.limits.max_step_tokens)
@@ -143,6 +144,10 @@ class Pace:
     def cost(self) -> CostModel:
         """Return what steps are expected to take now."""
         return self.fit.model
+
+    def promise(self, now: float) -> Slo | None:
+        """Return what this worker can promise chats that ask for nothing; None if it does not know."""
+        return None if self._promise is None else self._promise(self.fit.model, now)
 
     @property
     def times(self) -> StepTimes:

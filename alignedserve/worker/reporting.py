@@ -143,6 +143,7 @@ class RouterLink(WorkerPart):
             lengths=self._lengths(),
             slowdown=self._pace.fit.slowdown,
             worker=self._load(now),
+            promise=self._pace.promise(now),
         )
         if figures == self._told:
             return []

@@ -2,7 +2,8 @@
 
 fuzz.py           `alignedserve fuzz`: injects faults into simulated deployments and checks their invariants
 plan.py           `alignedserve plan`: finds the cheapest deployment that keeps its promises
+promise.py        `alignedserve promise`: shows what people get who ask at once, for each length of prompt
 reproduce.py      `alignedserve reproduce`: runs the figures of papers, and writes them beside what the papers say
 simulate.py       `alignedserve simulate`: runs workloads in virtual time, prints and writes the figures
-simulating.py     the flags of simulate, plan, reproduce and fuzz
+simulating.py     the flags of simulate, promise, plan, reproduce and fuzz
 """

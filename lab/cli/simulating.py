@@ -1,4 +1,4 @@
-"""The flags of `alignedserve simulate`, `plan`, `reproduce` and `fuzz`.
+"""The flags of `alignedserve simulate`, `promise`, `plan`, `reproduce` and `fuzz`.
 
 A command imports what it needs when it runs.
 """
@@ -11,7 +11,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alignedserve.cli.serving import add_policy, add_set, set_of
+from alignedserve.cli.serving import PROFILED, add_policy, add_set, add_setting, config_of, set_of
 from alignedserve.cli.terminal.arguments import (
     Each,
     above_zero,
@@ -32,6 +32,7 @@ from alignedserve.cli.terminal.arguments import (
     zero_or_more,
 )
 from alignedserve.cli.terminal.interrupt import LeavesAtOnce
+from alignedserve.config.config import settings
 from alignedserve.config.presets import DEFAULT, PRESETS
 from alignedserve.errors import ConfigError
 from alignedserve.loads import defaults
@@ -254,6 +255,28 @@ def _fuzz(args: argparse.Namespace) -> int:
         from alignedserve.policies.source import PolicySource, check
     policy = check(PolicySource.parse(args.policy)) if args.policy else None
     return run(replace(flags_of(args, WhatIsFuzzed), policy=policy))
+
+
+# --- promise
+
+
+def add_promise(parser: argparse.ArgumentParser) -> None:
+    """Prints when the first tokens come to people who ask at once, how long the gaps between later tokens are, and how
+    many tokens a second documents get beside them: simulated, with steps as this machine runs them."""
+    parser.usage = "%(prog)s [MODEL] [flags]"
+    what = "another machine: a device or a file as --profile of `simulate` takes, or with MODEL a GPU, such as h100"
+    parser.add_argument("--device", type=filled, metavar="NAME|FILE", help=what)
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
+    for path in PROFILED:
+        add_setting(parser, settings()[path])
+    parser.set_defaults(run=_promise)
+
+
+def _promise(args: argparse.Namespace) -> int:
+    from alignedserve.lab.cli.promise import run
+
+    return run(config_of(args), args.device, as_json=args.json)
 
 
 # --- plan

@@ -56,6 +56,14 @@ def test_it_names_its_model(sdk: openai.OpenAI) -> None:
     assert [model.id for model in sdk.models.list()] == [NAME]
 
 
+def test_it_tells_what_its_workers_can_promise(deployment: Deployment) -> None:
+    promise = deployment.ask("/ready").json()["promise"]
+    assert promise["by"] == "machine"
+    assert promise["ttft_ms"] >= 1000
+    assert promise["tbt_ms"] >= 187.5
+    assert deployment.ask("/status").json()["promise"] == promise
+
+
 def test_a_seed_repeats_what_was_sampled(sdk: openai.OpenAI) -> None:
     story = [{"role": "user", "content": "Tell me a story."}]  # the demo model is too sure of other topics
     asked: dict[str, Any] = {**ASKED, "messages": story, "temperature": 2.0, "max_tokens": 20}

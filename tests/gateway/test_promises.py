@@ -72,6 +72,16 @@ def test_fields_and_tiers(gateway: Gateway, fields: dict[str, Any], service: Ser
     assert request.slo.jct_s == slo.jct_s
 
 
+@pytest.mark.parametrize(("slo", "is_asked"), [(None, False), ({"tbt_ms": 100}, True)])
+def test_who_asks_for_nothing_gets_what_the_machine_keeps(
+    text: TextModel, hello: tuple[int, ...], slo: dict[str, Any] | None, is_asked: bool
+) -> None:
+    gateway = Gateway(text, FakeOwner(hello), machine=Slo(6.0, 0.25, is_asked=False))
+    gateway.chat(slo=slo)
+    (request,) = gateway.owner.opened
+    assert request.slo == Slo(6.0, 0.1 if is_asked else 0.25, is_asked=is_asked)
+
+
 @pytest.mark.parametrize(
     ("headers", "service", "slo"),
     [

@@ -6,7 +6,8 @@ from dataclasses import asdict
 
 import pytest
 
-from alignedserve.core import Fallback
+from alignedserve.config.sections import SloConfig
+from alignedserve.core import Fallback, Slo
 from alignedserve.fallbacks import fell_back
 from alignedserve.protocol.figures import ProcessFigures
 from alignedserve.protocol.messages import Figures
@@ -23,7 +24,34 @@ def test_the_parts_of_the_deployment_and_where_they_are(gateway: Gateway) -> Non
     told = gateway.get("/status").json()
     part = {"name": "decode-0", "role": "decode", "node": "node-1", "address": "tcp://10.0.0.2:1"}
     nothing: dict[str, object] = {"late": [], "scale": {}, "fallbacks": [], "weights": {}}
-    assert told == {"state": "ready", "models": [MODEL], "parts": [part], **nothing}
+    promise = {"ttft_ms": 1000.0, "tbt_ms": 187.5, "by": "machine"}
+    assert told == {"state": "ready", "models": [MODEL], "promise": promise, "parts": [part], **nothing}
+
+
+@pytest.mark.parametrize(
+    ("named", "promise"),
+    [
+        ({}, {"ttft_ms": 6000.0, "tbt_ms": 250.0, "by": "machine"}),
+        ({"ttft_ms": 500.0}, {"ttft_ms": 500.0, "tbt_ms": 250.0, "by": "operator"}),
+    ],
+)
+def test_what_chats_are_promised_that_ask_for_nothing(
+    text: TextModel, named: dict[str, float], promise: dict[str, object]
+) -> None:
+    gateway = Gateway(text, FakeOwner(), slo=SloConfig(**named), machine=Slo(6.0, 0.25, is_asked=False))
+    (card,) = gateway.get("/v1/models").json()["data"]
+    told = [gateway.get(path).json()["promise"] for path in ("/status", "/ready", f"/v1/models/{MODEL}")]
+    assert [*told, card["promise"]] == [promise] * 4
+
+
+@pytest.mark.parametrize(
+    ("named", "is_known"), [({}, False), ({"ttft_ms": 5.0}, False), ({"ttft_ms": 5.0, "tbt_ms": 5.0}, True)]
+)
+def test_it_says_no_promise_with_ready_before_a_worker_has_told_it(
+    text: TextModel, named: dict[str, float], is_known: bool
+) -> None:
+    told = Gateway(text, FakeOwner(), slo=SloConfig(**named)).get("/ready").json()
+    assert (told["status"], told["promise"] is not None) == ("ready", is_known)
 
 
 def test_which_worker_is_late_with_a_step(gateway: Gateway) -> None:

@@ -8,7 +8,7 @@ import queue
 import pytest
 
 from alignedserve.config.config import Config
-from alignedserve.config.sections import ServerConfig
+from alignedserve.config.sections import ServerConfig, SloConfig
 from alignedserve.launch import screen
 from alignedserve.launch.screen import StartScreen
 from alignedserve.signs import Sign, Stage
@@ -55,6 +55,27 @@ def test_elsewhere_a_long_start_writes_a_line_of_the_log_now_and_then(
         "starting: decode-0 reads weights: 20.0 of 30.0 GB",
     ], "a quick start says nothing, and what stands still is not said again"
     assert file.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("slo", "line"),
+    [
+        (
+            SloConfig(),
+            "promise: first token in 6 s, then one each 250 ms (what this machine keeps; --slo-ttft-ms asks for less)",
+        ),
+        (SloConfig(ttft_ms=6000.0), "promise: first token in 6 s, then one each 250 ms"),
+    ],
+)
+def test_the_greeting_says_what_the_gateway_has_been_told(
+    slo: SloConfig, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promise = {"ttft_ms": 6000.0, "tbt_ms": 250.0}
+    looks = iter([None, {}, {"promise": None}])  # a worker tells a little later
+    monkeypatch.setattr(screen, "_ready", lambda _: next(looks, {"promise": promise}))
+    said = queue.Queue[str]()
+    screen.announce_when_ready(Config(model="demo", slo=slo), said.put)
+    assert said.get(timeout=30).splitlines()[1] == line
 
 
 @pytest.mark.parametrize(("port", "command"), [(8000, "alignedserve stop"), (9170, "alignedserve stop --port 9170")])

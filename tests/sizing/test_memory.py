@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.architectures.config import Activation
 from alignedserve.architectures.families.model_config import ModelConfig
-from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.architectures.weight_files import count_numbers
 from alignedserve.config.config import load
 from alignedserve.errors import MemoryTooSmall, ModelError
@@ -38,22 +36,6 @@ MODEL = ModelConfig(
     max_positions=1024,
     dtype="bfloat16",
     eos_tokens=frozenset({2}),
-)
-ENCODER = EncoderConfig(
-    depth=12,
-    intermediate_size=3072,
-    activation=Activation.GELU,
-    norm_eps=1e-12,
-    vocab_size=1 << 15,
-    hidden_size=768,
-    num_layers=1,
-    num_heads=12,
-    num_kv_heads=12,
-    head_dim=64,
-    max_positions=512,
-    dtype="float32",
-    eos_tokens=frozenset(),
-    generates=False,
 )
 STEP_MB = 23  # rounded up: 512 tokens of 10.5 Ki numbers in 2 bytes, 64 rows of logits in 2 and in 4
 GPU_STEP_MB = 90  # 2,048 tokens and 256 rows

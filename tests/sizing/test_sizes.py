@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alignedserve.architectures.config import Activation
 from alignedserve.architectures.families.model_config import ModelConfig, read_config
 from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.config.config import Config, load
@@ -25,11 +26,13 @@ from tests.sizing.published import PUBLISHED, write
 MIB, GIB = 1 << 20, 1 << 30
 _FOLDER = TemporaryDirectory(prefix="alignedserve-published-")
 ENCODER = EncoderConfig(
-    architecture="BertModel",
-    widest=3072,
+    depth=12,
+    intermediate_size=3072,
+    activation=Activation.GELU,
+    norm_eps=1e-12,
     vocab_size=1 << 15,
     hidden_size=768,
-    num_layers=12,
+    num_layers=1,
     num_heads=12,
     num_kv_heads=12,
     head_dim=64,

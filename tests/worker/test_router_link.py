@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import Estimate, ServiceClass, Slo, StepResult
+from alignedserve.core import Estimate, Role, ServiceClass, Slo, StepResult
+from alignedserve.cost.fit import OnlineCost, Point
+from alignedserve.cost.model import Kind, Shape, Uncertainty
+from alignedserve.cost.promising import LearntPromise, machine_promise
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, Send
-from alignedserve.protocol.events import Event, StepDone, TimerFired
+from alignedserve.protocol.events import Event, MemberJoined, StepDone, TimerFired
 from alignedserve.protocol.figures import RATIOS, STEP_S, STEP_TOKENS, ByClass, WorkerLoad
-from alignedserve.protocol.messages import ROUTER, Figures, Prefill
+from alignedserve.protocol.messages import ROUTER, Figures, Member, Prefill
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, request, said
 
@@ -83,6 +87,27 @@ def test_it_is_told_at_most_once_a_second_and_only_where_it_has_changed(worker: 
     assert [now for now in times if told(worker.handle(ANYTHING, now))] == [1.0]
     assert not told(worker.handle(said(ROUTER, Prefill(request("a"))), 3.1))
     assert told(worker.handle(ANYTHING, 4.0))
+
+
+@pytest.mark.parametrize("writes_text", [True, False])
+@pytest.mark.parametrize("kind", [PrefillCore, decode_core])
+def test_what_the_machine_can_promise_is_told_to_each_router(
+    kind: Callable[[WorkerSetup], DecodeCore], writes_text: bool
+) -> None:
+    """A model that writes no text promises nothing."""
+    steps = [(tokens, 0.1 + 6e-3 * tokens) for tokens in (1, 16, 64, 256, 512)]
+    points = [Point(Shape.build([(tokens, 0)], beside), s) for tokens, s in steps for beside in ([], [1000] * 7)]
+    points += [Point(Shape.build(prefixes=[1000] * number), 0.1 + 6e-3 * number) for number in (1, 4, 16)]
+    limits = replace(LIMITS, num_blocks=2000, max_step_tokens=512, max_batch=16)
+    exact = dict.fromkeys(Kind, Uncertainty(0.05, 0.1))
+    cost = OnlineCost(points, known=exact)
+    promise = machine_promise(cost.model, limits, 8192) if writes_text else None
+    assert promise is None or promise.ttft_s > 5
+    worker = kind(WorkerSetup(limits, cost=cost, promise=LearntPromise(limits, 8192).told if writes_text else None))
+    router = MemberJoined(Member(ROUTER, Role.ROUTER, "local", 1, ""))
+    for now in (1.0, 2.0):
+        sent = [command.message for command in worker.handle(router, now) if isinstance(command, Send)]
+        assert [message.promise for message in sent if isinstance(message, Figures)] == [promise]
 
 
 def test_documents_that_sit_out_a_step_are_told() -> None:

@@ -14,6 +14,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from alignedserve.cli.remote.options import StatusOptions
+from alignedserve.core import Slo
 from alignedserve.errors import AlignedServeError
 from alignedserve.http_client import RemoteServer, said_by, server_at
 
@@ -45,6 +46,7 @@ _UNTOLD: dict[str, Any] = {"parts": [], "late": [], "scale": {}, "fallbacks": []
 class DeploymentStatus:
     state: str
     models: list[str]
+    promise: dict[str, Any] | None  # to chats that ask for nothing: ttft_ms, tbt_ms, by machine or operator
     parts: list[dict[str, str]]  # name, role, node, address
     open: dict[str, int]  # class -> requests, the sum of its stages where the router has told them
     served: dict[str, int]  # class -> requests
@@ -70,6 +72,7 @@ class DeploymentStatus:
         by_load = [f"{there[role]} {role} (of {between})" for role, between in self.scale.items()]
         return [
             f"{self.state}: {', '.join(self.models)}",
+            *([self._promised(self.promise)] if self.promise else []),
             *(f"node {node}: {', '.join(sorted(names))}" for node, names in sorted(by_node.items())),
             *([self.lacks] if self.lacks else []),
             *("{part}: its step has run for {step_s:.1f} s".format(**late) for late in self.late),
@@ -79,6 +82,11 @@ class DeploymentStatus:
             *(f"{part}: weights as {kept}" for part, kept in sorted(self.weights.items())),
             *("{part}: {what}: {instead} ({why})".format(**fallback) for fallback in self.fallbacks),
         ]
+
+    @staticmethod
+    def _promised(promise: dict[str, Any]) -> str:
+        by = "what this machine keeps" if promise["by"] == "machine" else "as its operator says"
+        return f"promise: {Slo(promise['ttft_ms'] / 1e3, promise['tbt_ms'] / 1e3).in_words} ({by})"
 
     def _of_class(self, kind: str) -> str:
         kept, missed = self.attained.get(kind, 0), Counter(self.missed.get(kind))
@@ -137,6 +145,7 @@ def _told(server: DeploymentServer) -> DeploymentStatus:
     return DeploymentStatus(
         state=told["state"],
         models=told["models"],
+        promise=told.get("promise"),
         **{name: told.get(name, nothing) for name, nothing in _UNTOLD.items()},
         open=opened,
         served=dict(sums["request_success", "class"]),

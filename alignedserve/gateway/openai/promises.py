@@ -40,6 +40,15 @@ class UsualPromise:
     flex_jct_s: float
     is_asked: bool  # by the operator; else it is what the machine can keep
 
+    @property
+    def slo(self) -> Slo:
+        return Slo(self.ttft_ms / 1e3, self.tbt_ms / 1e3, is_asked=self.is_asked)
+
+    @property
+    def told(self) -> dict[str, float | str]:
+        """Return the promise as answers tell it."""
+        return {"ttft_ms": self.ttft_ms, "tbt_ms": self.tbt_ms, "by": "operator" if self.is_asked else "machine"}
+
 
 @dataclass(frozen=True)
 class ServicePromise:
