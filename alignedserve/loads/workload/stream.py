@@ -82,17 +82,20 @@ class StreamPromise:
     slo_factor: Amount = setting(
         Fixed(1.0), f"factor for the three deadlines of a request, drawn for each request, {FORMS}"
     )
+    is_asked: bool = setting(
+        True, "whether a request asks for its deadlines; if not, the server promises what it likes (bench only)"
+    )
 
     def draw(self, draw: Random) -> Slo:
         factor = self.slo_factor.draw(draw)
         ttft_s, tbt_s, jct_s = (factor * deadline.draw(draw) for deadline in (self.ttft_s, self.tbt_s, self.jct_s))
-        return _slo(ttft_s, tbt_s, jct_s)
+        return _slo(ttft_s, tbt_s, jct_s, self.is_asked)
 
 
 @lru_cache(maxsize=16)
-def _slo(ttft_s: float, tbt_s: float, jct_s: float) -> Slo:
+def _slo(ttft_s: float, tbt_s: float, jct_s: float, is_asked: bool) -> Slo:
     """Return the deadlines: requests with equal deadlines share one object, which the records keep."""
-    return Slo(ttft_s, tbt_s, jct_s)
+    return Slo(ttft_s, tbt_s, jct_s, is_asked=is_asked)
 
 
 @dataclass(frozen=True)
