@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +34,15 @@ def usable_cores() -> float:
         if quota.isdigit() and period.isdigit():
             cores = min(cores, int(quota) / int(period))
     return cores
+
+
+def processor_name() -> str:
+    """Return the processor's name, such as AMD EPYC 9R14."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def memory() -> MachineMemory | None:
