@@ -328,6 +328,8 @@ def peers(args: argparse.Namespace, model: Path, folder: Path) -> None:
         urls = {"ours": stack.enter_context(serve(model, "--jobs-directory", str(folder / "jobs"), *args.flags)).url}
         for name, server in others(args, model).items():
             urls[name] = stack.enter_context(server)
+        for url in urls.values():  # what a server does only once, it does now
+            asyncio.run(ask(url, new_tokens(64), 4))
         for load in args.loads:
             scaled = f"{load},length_scale={args.scale}"
             for streams in [0] if load == ALL_AT_ONCE else args.streams:
