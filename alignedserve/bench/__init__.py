@@ -6,6 +6,7 @@ load is simulated and measured by the same words, and figures follow from both b
 answer.py       reads a streamed answer: when each token came
 connections.py  connections to the server, which note the time as soon as bytes are there
 core.py         says which request is asked next, and records what came of each
+disclosures.py  the nine facts that a public suite has every report disclose
 job.py          best-effort requests as the lines of a batch job
 page.py         draws runs as one page of HTML
 player.py       plays a load: tells the core what has happened, and does what the core orders

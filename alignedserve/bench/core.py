@@ -94,10 +94,14 @@ FIELDS = {  # beside those of OpenAI's that every server has -> what follows whe
 
 
 def _more(request: Request) -> dict[str, Any]:
-    slo, more = request.slo, {"ignore_eos": True, "return_token_ids": True}
-    if request.service is ServiceClass.BE:
-        return more | {"service_tier": "flex", "slo": {"jct_ms": 1e3 * slo.jct_s}}
-    return more | {"slo": {"ttft_ms": 1e3 * slo.ttft_s, "tbt_ms": 1e3 * slo.tbt_s}}
+    slo, is_best_effort = request.slo, request.service is ServiceClass.BE
+    more: dict[str, Any] = {"ignore_eos": True, "return_token_ids": True}
+    if is_best_effort:
+        more["service_tier"] = "flex"
+    if slo.is_asked:
+        times = {"jct_ms": slo.jct_s} if is_best_effort else {"ttft_ms": slo.ttft_s, "tbt_ms": slo.tbt_s}
+        more["slo"] = {name: 1e3 * seconds for name, seconds in times.items()}
+    return more
 
 
 # --- The test

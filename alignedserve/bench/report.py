@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -144,6 +144,7 @@ class MeasuredRun:
     record: RunRecord
     errors: tuple[ErrorCount, ...] = ()
     cached: float = float("nan")  # share of prompt tokens that the server did not compute; NaN if not told
+    disclosed: Mapping[str, str] = field(default_factory=dict)  # where it was asked for
 
     @property
     def figures(self) -> LoadFigures:
@@ -172,6 +173,7 @@ def text(runs: Sequence[MeasuredRun]) -> str:
     """Return a table with a column for each class of each run."""
     parts = ["\n".join(heads(runs)), table(rows(runs))]
     parts += [*_block("Errors", error_lines(runs)), *_block("Notes", note_lines(runs))]
+    parts += _block("Disclosures", disclosure_lines(runs))
     return "\n\n".join(parts) + "\n"
 
 
@@ -222,6 +224,11 @@ def note_lines(runs: Sequence[MeasuredRun]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def disclosure_lines(runs: Sequence[MeasuredRun]) -> list[str]:
+    """Return every fact once: what was asked of one server was asked of all."""
+    return list(dict.fromkeys(f"{name}: {fact}" for run in runs for name, fact in run.disclosed.items()))
+
+
 # --- CSV
 
 
@@ -258,6 +265,7 @@ def _tree(run: MeasuredRun) -> dict[str, Any]:
             for service, found in figures.classes.items()
         },
         "errors": [asdict(error) for error in run.errors],
+        "disclosures": dict(run.disclosed),
         "record": record_file.tree_of(run.record),
     }
 
@@ -281,5 +289,5 @@ def read(path: Path) -> list[MeasuredRun]:
 def _run(tree: Any) -> MeasuredRun:
     cached = float("nan") if tree["cached"] is None else tree["cached"]
     errors = tuple(ErrorCount(**error) for error in tree["errors"])
-    record = record_file.record_of(tree["record"])
-    return MeasuredRun(tree["url"], tree["model"], tree["workload"], tree["seed"], record, errors, cached)
+    record, disclosed = record_file.record_of(tree["record"]), tree.get("disclosures", {})
+    return MeasuredRun(tree["url"], tree["model"], tree["workload"], tree["seed"], record, errors, cached, disclosed)

@@ -20,7 +20,7 @@ from alignedserve.loads.workload.files import ChatLengths, Message
 from alignedserve.loads.workload.tape import VOCABULARY
 
 _FIRST_ID = 100  # ids below are special tokens in many vocabularies; no model has fewer than 1,100 tokens
-_WORDS = (
+WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work night point home water room mother area money story "
     "fact month lot right study book eye job word business issue side kind head house service friend father power hour "
@@ -105,7 +105,7 @@ class WordWording(MessageWording):
 
     def __init__(self, draw: Random) -> None:
         super().__init__()
-        self._words = draw.choices(_WORDS, k=VOCABULARY)
+        self._words = draw.choices(WORDS, k=VOCABULARY)
 
     def new(self, request: Request, num_said: int) -> Iterable[dict[str, Any]]:
         return [asdict(Message("user", " ".join(map(self._words.__getitem__, request.prompt[num_said:]))))]

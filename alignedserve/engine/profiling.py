@@ -12,7 +12,6 @@ how much the runs took longer altogether is the profile's `slowdown`.
 from __future__ import annotations
 
 import logging
-import platform
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +39,7 @@ from alignedserve.engine.device.pinning import cudart_for, pin
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import AlignedServeError
 from alignedserve.kvpool.arena.arena import Arena
+from alignedserve.machine.resources import processor_name
 from alignedserve.signs import NO_SIGNS, Signs, Stage
 
 log = logging.getLogger("alignedserve.cost")
@@ -262,20 +262,12 @@ def subject_of(engine: Engine, folder: Path) -> Subject:
     talk = "" if engine.ranks.size == 1 else f", ranks over {over}"
     return Subject(
         model=fingerprint(folder),
-        device=name_of(engine.device) or f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}",
+        device=name_of(engine.device) or f"{processor_name()}, {threads} thread{'s' if threads > 1 else ''}",
         dtype=engine.numbers_as,
         tensor_parallel=engine.ranks.size,
         version=_version(),
         kernels=engine.kernels + captured + talk,
     )
-
-
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _version() -> str:

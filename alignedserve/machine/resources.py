@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +44,15 @@ def threads_of_each(workers: int) -> int:
     """
     cores = int(usable_cores())
     return max(1, (cores if cores <= _FEW_CORES else cores - 1) // workers)
+
+
+def processor_name() -> str:
+    """Return the processor's name, such as AMD EPYC 9R14."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def memory() -> MachineMemory | None:

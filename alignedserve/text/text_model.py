@@ -35,6 +35,7 @@ from alignedserve.text.reasoning.families import ReasoningFamily, choose_family
 from alignedserve.text.syntax_trial import SyntaxTrial
 
 _TOKENIZER, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+_BRACKETED = re.compile(r"<.*>\Z", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -148,16 +149,22 @@ class TextModel:
 
     def special_markers(self, markers: Iterable[str]) -> dict[str, int]:
         """Return the special tokens among the markers and in them, with their ids."""
-        return {name: number for marker in markers for name, number in self._specials_in(marker).items()}
+        return {name: number for name, number in self.grammar_tokens(markers).items() if number in self.special_ids}
+
+    def grammar_tokens(self, markers: Iterable[str]) -> dict[str, int]:
+        """Return the tokens among the markers and in them that a grammar must name by their ids: spelled out as text,
+        no output could follow them."""
+        return {name: number for marker in markers for name, number in self._named_in(marker).items()}
 
     @cached_property
-    def _specials_in(self) -> Callable[[str], Mapping[str, int]]:
-        """Return what finds the special tokens in a marker; it keeps them, since markers come with every request."""
+    def _named_in(self) -> Callable[[str], Mapping[str, int]]:
+        """Return what finds such tokens in a marker; it keeps them, since markers come with every request."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        # Qwen's <tool_call> is not special to its tokenizer; llguidance takes whatever stands in <> for special.
+        named = {id: token.content for id, token in added.items() if token.special or _BRACKETED.match(token.content)}
 
         def find(marker: str) -> Mapping[str, int]:
-            ids = [number for number in self.answer_ids(marker) if number in self.special_ids]
-            named = ((self.tokenizer.id_to_token(number), number) for number in ids)
-            return {name: number for name, number in named if name is not None}
+            return {named[number]: number for number in self.answer_ids(marker) if number in named}
 
         return cache(find)
 

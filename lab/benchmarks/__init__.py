@@ -15,6 +15,7 @@ Single cores and processes
     hostile.py          what hostile bodies, floods and lost launchers cost a deployment, and others' chats
 Deployments, real or simulated
     charged.py          whether requests are charged for what workers used, and what that costs
+    crowd.py            many people at once, by the openai client's defaults, beside llama.cpp's server
     endurance.py        whether memory, descriptors and latencies stay as they are for hours
     isolation.py        chats beside best-effort documents
 The simulator and what it compares

@@ -19,7 +19,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -40,6 +39,7 @@ from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library, usable_sets
 from alignedserve.kernels.native.kernels import Native
+from alignedserve.lab.benchmarks.common.models import expand
 from alignedserve.lab.benchmarks.common.one_pass import Divergence, OnePass, divergence
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
 from alignedserve.text.text_model import TextModel
@@ -169,16 +169,6 @@ def published(source: Path, dtype: torch.dtype = torch.float32) -> Any:
 
     file = {"gguf_file": source.name} if source.suffix == GGUF else {}
     return AutoModelForCausalLM.from_pretrained(source.parent if file else source, dtype=dtype, **file).eval()
-
-
-def expand(network: Any, folder: Path, dtype: torch.dtype) -> None:
-    """Write the weights of a model of transformers, which may be of a GGUF file, as a plain folder."""
-    config = deepcopy(network.config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    plain = type(network)(config).to(dtype)  # what was read from a GGUF file refuses to be saved
-    plain.load_state_dict(network.state_dict())
-    plain.save_pretrained(folder)
 
 
 def _narrow(dtype: torch.dtype, _: str, model: ReferenceModel) -> ModelForm:

@@ -50,8 +50,9 @@ from alignedserve.cost import profile as cost_profile
 from alignedserve.cost.model import CostModel, Uncertainty
 from alignedserve.lab.benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
 from alignedserve.lab.benchmarks.common.models import llama160m
+from alignedserve.lab.benchmarks.common.peers import behind_chats, serve_vllm
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
-from alignedserve.lab.benchmarks.common.serving import ask, beside, played, serve, serve_vllm
+from alignedserve.lab.benchmarks.common.serving import ask, beside, played, serve
 from alignedserve.lab.benchmarks.common.simulating import record_of, recorded, save_load
 from alignedserve.lab.devices.hardware import ProfileTruth
 from alignedserve.lab.reports.trial import SimulationTrial
@@ -243,7 +244,7 @@ def hogged(trial: SimulationTrial, profile: Path) -> RunRecord:
 
 @contextmanager
 def peer(args: argparse.Namespace, model: Path, budget: int) -> Iterator[Play]:
-    with serve_vllm(args.peer_python, model, budget) as url, warmed_up(url, 1, args.hog) as play:
+    with serve_vllm(args.peer_python, model, *behind_chats(budget)) as url, warmed_up(url, 1, args.hog) as play:
         yield play
 
 

@@ -3,6 +3,7 @@
     python -m lab.benchmarks.served [--parts steps] [--model FOLDER] [-- SERVE FLAGS]    # a minute on two quiet cores
     python -m lab.benchmarks.served --parts nothing,siblings,memory
     python -m lab.benchmarks.served --parts memory --machine zen4    # simulated, with that machine's steps
+    python -m lab.benchmarks.served --parts peers --model FILE.gguf --llama-cpp FOLDER [--streams 1,8,32] [--scale 0.25]
 
 steps: documents are always in flight on a colocated deployment of a random 160 M Llama (512-1,024 tokens in, 32-128
 out). Time and again the worker runs the steps of the last seconds once more, on the same engine in the same thread,
@@ -16,6 +17,10 @@ The other parts compare deployments of their own, or requests to one:
     siblings  n = 8 on a new prompt of 1,024 tokens: time until all choices have a token, of the time for n = 1
     memory    chats beside documents with long outputs, with memory for half of their tokens: documents' tokens/s, of
               those of workers that drop the KV of requests that leave and reuse none
+    peers     the same model on other servers, in turns: tokens/s, first tokens and the time of a token of each of
+              `--loads` (those of Red Hat's suite, with lengths times `--scale`), at each number of `--streams`.
+              llama.cpp and OpenVINO GenAI (`--openvino PYTHON`) have the GGUF file; vLLM (`--peer-python PYTHON`) has
+              `--bf16 FOLDER`, which `python -m lab.benchmarks.common.models FILE.gguf FOLDER` writes
 """
 
 from __future__ import annotations
@@ -26,9 +31,10 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -39,15 +45,18 @@ from typing import Any
 from unittest.mock import patch
 from urllib.request import Request, urlopen
 
+from alignedserve.bench.report import ClassFigures, LoadFigures
 from alignedserve.bench.wording import IdWording
 from alignedserve.lab.benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
 from alignedserve.lab.benchmarks.common.models import VOCAB, llama160m
+from alignedserve.lab.benchmarks.common.peers import LLAMA_SERVER, serve_llama_cpp, serve_openvino, serve_vllm
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
 from alignedserve.lab.benchmarks.common.serving import NAME, ask, parts_under, played, serve
 from alignedserve.lab.benchmarks.common.simulating import record_of, save_load
 from alignedserve.lab.benchmarks.isolation import CHAT, DEFAULT, DOCUMENT, IN_FLIGHT, ChatRuns
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.loads.records.records import RunRecord
+from alignedserve.loads.workload.spec import NAMED
 
 PROGRAM = "alignedserve.lab.benchmarks.served"
 OTHERS = "other processes"
@@ -70,6 +79,15 @@ SHORT = ("--kv-memory-mb", "282")  # of 8,000 tokens: in the mean of its half mi
 SHORT_BLOCKS = 500  # the same, of 16 tokens
 REFUSES_NONE = ("--set", "schedule.refuse_ttfts=0")
 DROPS_KV = ("schedule.reuse=false", "schedule.evict=false")
+
+LOADS = [name for name in NAMED if name.startswith("cpu-") and name != "cpu-mixed"]
+ALL_AT_ONCE = "cpu-offline"
+LONGEST, SLOT_ROOM = 8192, 64  # tokens of a request of these loads; of a slot besides
+TOLD = {  # of the figures of a load
+    "tokens_per_s": ("output", "tokens/s", 1.0),
+    "ttft_s.p50": ("first token", "ms", 1e3),
+    "tpot_s.p50": ("time of a token", "ms", 1e3),
+}
 
 
 def processor_s() -> dict[int, float]:
@@ -302,7 +320,56 @@ def memory(args: argparse.Namespace, model: Path, folder: Path) -> None:
     report("memory for half: chats attained", ours.attained, "%", baseline=dropping.attained)
 
 
-PARTS = {"steps": measure, "nothing": nothing, "siblings": siblings, "memory": memory}
+# --- Other servers
+
+
+def peers(args: argparse.Namespace, model: Path, folder: Path) -> None:
+    with ExitStack() as stack:
+        urls = {"ours": stack.enter_context(serve(model, "--jobs-directory", str(folder / "jobs"), *args.flags)).url}
+        for name, server in others(args, model).items():
+            urls[name] = stack.enter_context(server)
+        for url in urls.values():  # what a server does only once, it does now
+            asyncio.run(ask(url, new_tokens(64), 4))
+        for load in args.loads:
+            scaled = f"{load},length_scale={args.scale}"
+            for streams in [0] if load == ALL_AT_ONCE else args.streams:
+                more = f",in_flight={streams},num_requests={2 * streams}" if streams else ""
+                compare(urls, scaled + more, args.turns)
+
+
+def others(args: argparse.Namespace, model: Path) -> dict[str, AbstractContextManager[str]]:
+    """Return the servers that were asked for, which have not started yet."""
+    context = round(args.scale * LONGEST) + SLOT_ROOM
+    found: dict[str, AbstractContextManager[str]] = {}
+    if args.llama_cpp is not None:
+        found["llama.cpp"] = serve_llama_cpp(args.llama_cpp, model, max(args.streams), context)
+    if args.openvino is not None:
+        found["OpenVINO GenAI"] = serve_openvino(args.openvino, model)
+    if args.peer_python is not None:
+        found["vLLM"] = serve_vllm(args.peer_python, args.bf16)
+    return found
+
+
+def compare(urls: Mapping[str, str], load: str, turns: int) -> None:
+    """Play a load on each server in turns, and report the medians of ours beside those of each other one."""
+    figures = {name: list[ClassFigures]() for name in urls}
+    for turn in range(turns):
+        for name in list(urls)[:: 1 if turn % 2 else -1]:
+            sleep(SETTLES_S)
+            record = played(urls[name], load, IdWording(Random()))
+            (found,) = LoadFigures.from_record(record).classes.values()
+            assert found["requests.finished"] == found["requests.count"], f"{name}: {load}: not all have finished"
+            figures[name].append(found)
+    for path, (what, unit, scale) in TOLD.items():
+        values = {name: scale * median(each[path] for each in found) for name, found in figures.items()}
+        label = f"{load}: {what}"
+        if len(values) == 1 and isfinite(values["ours"]):
+            report(label, values["ours"], unit)
+        for name in list(values)[1:]:
+            report(f"{label}, against {name}", values["ours"], unit, baseline=values[name])
+
+
+PARTS = {"steps": measure, "nothing": nothing, "siblings": siblings, "memory": memory, "peers": peers}
 
 
 def main() -> None:
@@ -314,10 +381,21 @@ def main() -> None:
     parser.add_argument("--window", type=float, default=4.0, help="seconds of served steps that are run again")
     parser.add_argument("--model", type=Path, help="a model folder with a tokenizer, in place of random weights")
     parser.add_argument("--machine", choices=MACHINES, help="memory: simulate on this machine, two seeds")
+    parser.add_argument("--llama-cpp", type=Path, metavar="FOLDER", help=f"peers: where {LLAMA_SERVER} is")
+    parser.add_argument("--openvino", metavar="PYTHON", help="peers: a Python that has openvino-genai")
+    parser.add_argument("--peer-python", metavar="PYTHON", help="peers: a Python that has vLLM's CPU build")
+    parser.add_argument("--bf16", type=Path, metavar="FOLDER", help="peers: the model for vLLM")
+    parser.add_argument("--loads", type=several(str, LOADS), default=["cpu-chat"], help=f"peers: {', '.join(LOADS)}")
+    parser.add_argument("--streams", type=several(int), default=[1, 8], help="peers")
+    parser.add_argument("--scale", type=float, default=0.25, help="peers: factor of all lengths")
     parser.add_argument("flags", nargs="*", help="more flags for `alignedserve serve`, after --")
     args = parser.parse_args()
     if args.machine and args.parts != ["memory"]:
         parser.error("--machine simulates the part memory: add --parts memory")
+    if "peers" in args.parts and args.model is None:
+        parser.error("peers compares a model that you name with --model")
+    if (args.peer_python is None) != (args.bf16 is None):
+        parser.error("--peer-python and --bf16 go together")
     with TemporaryDirectory() as folder:
         model = args.model or (Path() if args.machine else llama160m(Path(folder) / "model"))
         for part in args.parts:

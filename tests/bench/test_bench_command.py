@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from alignedserve.bench.disclosures import NINE
 from alignedserve.cli import main as cli
+from alignedserve.loads.workload.spec import NAMED
 from tests.bench.stub import Script, served
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -201,3 +203,35 @@ def test_what_measures_nothing_takes_no_load(capsys: pytest.CaptureFixture[str],
     assert cli.main(["bench", "--from", str(tmp_path / "run.json")]) == 2
     assert "was not written by bench --json" in capsys.readouterr().err
     assert bench(capsys, "--batch")[2].endswith("no stream of this workload is best-effort (service=be)\n")
+
+
+def test_a_load_of_the_public_suite_asks_for_no_promise(
+    url: str, script: Script, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out, load = tmp_path / "run.json", "cpu-rag,length_scale=0.01,in_flight=2,num_requests=3"
+    told = ("--disclose", "precision=bfloat16", "quantization=Q4_K_M", "--json", str(out))
+    status, shown, _ = bench(capsys, "--url", url, *told, workload=load)
+    assert status == 0
+    assert {(len(body["prompt"]), body["max_tokens"]) for body in script.bodies} == {(77, 5)}
+    assert not any("slo" in body for body in script.bodies)
+    disclosed = shown.partition("Disclosures\n")[2].strip().splitlines()
+    assert [line.strip().partition(":")[0] for line in disclosed] == list(NINE)
+    assert {"precision: bfloat16", "quantization: Q4_K_M", "load: closed loop"} <= {*map(str.strip, disclosed)}
+    assert "2 in flight" in shown
+    (run,) = json.loads(out.read_text())["runs"]
+    assert run["disclosures"]["clock"].startswith("one: the client's monotonic clock")
+    assert cli.main(["bench", "--from", str(out)]) == 0
+    assert "Disclosures" in capsys.readouterr().out
+
+
+def test_a_fact_that_nobody_discloses_is_named(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = bench(capsys, "--url", url, "--disclose", "dtype=bfloat16")
+    assert (status, "--disclose dtype: write NAME=TEXT with one of boundary" in err) == (2, True), err
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if name.startswith("cpu-")])
+def test_each_load_of_the_public_suite_runs(name: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    few = {"cpu-mixed": "first_s=0.5,rate=10", "cpu-offline": "num_requests=2"}.get(name, "in_flight=2,num_requests=2")
+    status, shown, _ = bench(capsys, "--url", url, workload=f"{name},length_scale=0.01,{few}")
+    assert status == 0
+    assert ("BE" in shown) is (name in ("cpu-mixed", "cpu-offline"))

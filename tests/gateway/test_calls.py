@@ -180,6 +180,28 @@ def test_they_are_found(name: str, text: str, plain: str, calls: list[tuple[str,
         assert ([(part.name, part.arguments) for part in found.parts], found.text) == (calls, plain)
 
 
+WITHOUT_MARKER = [
+    ('```json\n{\n  "name": "f",\n  "arguments": {"a": 1}\n}\n```', "", [("f", '{"a": 1}')]),
+    ('{"name": "f", "arguments": {"a": 1}}', "", [("f", '{"a": 1}')]),
+    ('```\n[{"name": "f"}, {"name": "f"}]\n```', "", [("f", "{}"), ("f", "{}")]),
+    ('```json\n{"name": "Ann", "age": 5}\n```', '```json\n{"name": "Ann", "age": 5}\n```', []),
+    ('{"answer": 5}', '{"answer": 5}', []),
+    ("```python\nf()\n```", "```python\nf()\n```", []),
+    ('See:\n```json\n{"name": "f"}\n```', 'See:\n```json\n{"name": "f"}\n```', []),
+    ('{"name": "f"}\n<tool_call>{"name": "g"}</tool_call>', "", [("f", "{}"), ("g", "{}")]),
+]
+
+
+@pytest.mark.parametrize(("text", "plain", "calls"), WITHOUT_MARKER)
+def test_an_answer_that_is_a_call_of_a_tool_needs_no_marker(
+    text: str, plain: str, calls: list[tuple[str, str]]
+) -> None:
+    """As Qwen2.5-Coder writes most of its calls."""
+    for sizes in (None, 1, *map(Random, range(10))):
+        found = read(HERMES.without_marker, text, sizes)
+        assert ([(part.name, part.arguments) for part in found.parts], found.text) == (calls, plain)
+
+
 def test_arguments_come_as_they_are_written() -> None:
     reader = CallReader(HERMES, TOOLS)
     written = ['<tool_call>{"name": "f", "arg', 'uments": {"city": "Par', 'is"', "}}</tool", "_call>"]

@@ -88,6 +88,23 @@ def special(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel
 
 
 @pytest.fixture(scope="module")
+def qwen(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    """Return a model whose markers are tokens, but not special ones, as Qwen2.5's and Qwen3's are."""
+    copy = tmp_path_factory.mktemp("qwen") / "model"
+    model_with(folder, HERMES, copy)
+    described = json.loads((copy / "tokenizer.json").read_text())
+    usual = {**described["added_tokens"][0], "special": False}
+    first = len(described["model"]["vocab"])
+    described["added_tokens"] += [
+        {**usual, "id": first + place, "content": marker} for place, marker in enumerate(HERMES_FORMAT.markers)
+    ]
+    (copy / "tokenizer.json").write_text(json.dumps(described))
+    text = TextModel.load(copy)
+    assert [len(text.answer_ids(marker)) for marker in HERMES_FORMAT.markers] == [1, 1]
+    return text
+
+
+@pytest.fixture(scope="module")
 def llama3(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
     return model_with(folder, LLAMA3, tmp_path_factory.mktemp("llama3") / "model")
 
@@ -221,7 +238,7 @@ def follows(gateway: Gateway, written: str) -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-@pytest.fixture(params=["plain", "hermes", "llama3", "special"])
+@pytest.fixture(params=["plain", "hermes", "llama3", "special", "qwen"])
 def any_model(request: pytest.FixtureRequest) -> TextModel:
     model: TextModel = request.getfixturevalue(request.param)
     return model
@@ -236,18 +253,51 @@ def test_a_call_may_be_demanded_of_any_model(any_model: TextModel, choice: Any) 
     assert answer["message"]["content"] is None
     assert [call["function"]["name"] for call in answer["message"]["tool_calls"]] == ["weather"]
     assert follows(gateway, written([ROM]))
+    assert not follows(gateway, written([ROM, NOW, ROM])), "a weak model would never end"
+    gateway.chat(**TOOLS, tool_choice=choice, parallel_tool_calls=True)
     assert follows(gateway, written([ROM, NOW, ROM])) is (choice == "required")
     broken = [written([("odd", {})]), written([("weather", {"city": 5})]), "Let me see.", '{"city": "Rom"}']
     assert not any(follows(gateway, text) for text in broken)
+
+
+def test_demanded_calls_end(any_model: TextModel) -> None:
+    """A weak model goes on calling until its tokens are used up."""
+    cities = [("weather", {"city": f"City {number}"}) for number in range(20)]
+    several = {**TOOLS, "tool_choice": "required", "parallel_tool_calls": True, "max_tokens": 2 * LONG}
+    cases = [([ROM, NOW, ROM, NOW], [ROM, NOW]), ([*cities[:2], cities[0], NOW], cities[:2]), (cities, cities[:16])]
+    for written, heard in cases:
+        said = ids_of(any_model, any_model.call_format.write(written))
+        for is_streamed in (False, True):
+            owner = FakeOwner(*((token,) for token in said))
+            answer = Gateway(any_model, owner, max_model_len=4 * LONG).chat(**several, stream=is_streamed)
+            called, finish = _calls_of(answer, is_streamed)
+            assert (called, finish) == ([(name, json.dumps(arguments)) for name, arguments in heard], "tool_calls")
+            assert owner.cancelled, "with the last call the answer ends"
+
+
+def _calls_of(answer: Any, is_streamed: bool) -> tuple[list[tuple[str, str]], str]:
+    if not is_streamed:
+        (choice,) = answer.json()["choices"]
+        functions = [call["function"] for call in choice["message"]["tool_calls"]]
+        return [(function["name"], function["arguments"]) for function in functions], choice["finish_reason"]
+    chunks = [chunk["choices"][0] for chunk in data_lines(answer)[:-1]]
+    called = list[tuple[str, str]]()
+    for part in (part for chunk in chunks for part in chunk["delta"].get("tool_calls", [])):
+        if "id" in part:
+            called.append((part["function"]["name"], ""))
+        name, arguments = called[part["index"]]
+        called[part["index"]] = name, arguments + part["function"].get("arguments", "")
+    return called, chunks[-1]["finish_reason"]
 
 
 @pytest.mark.parametrize("said", ['<tool_call>\n{"name": "wea', '\n<tool_call>\n{"na', "\n<tool"])
 def test_a_demanded_call_that_is_cut_off_before_its_name_is_no_text(hermes: TextModel, said: str) -> None:
     before = "" if said.startswith("<") else hermes.call_format.write([ROM])
     ids = ids_of(hermes, before + said)
+    demanded = {**TOOLS, "tool_choice": "required", "parallel_tool_calls": True, "max_tokens": len(ids)}
     for is_streamed in (False, True):
         gateway = Gateway(hermes, FakeOwner(*((token,) for token in ids)), max_model_len=LONG)
-        asked = gateway.chat(**TOOLS, tool_choice="required", stream=is_streamed, max_tokens=len(ids))
+        asked = gateway.chat(**demanded, stream=is_streamed)
         if is_streamed:
             chunks = [chunk["choices"][0] for chunk in data_lines(asked)[:-1]]
             assert "".join(chunk["delta"].get("content") or "" for chunk in chunks) == ""

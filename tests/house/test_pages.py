@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -91,10 +92,24 @@ def test_a_generated_page_is_what_the_code_says(name: str) -> None:
 
 def test_the_picture_shows_what_was_measured() -> None:
     picture = draw_peers.PICTURE.read_text(encoding="utf-8")
-    shown = [bar.text for bar in draw_peers.chats()] + [
-        draw_peers.speed_text(case) for case in draw_peers.speeds().values()
+    assert [text for text in draw_peers.shown() if text not in picture] == []
+
+
+def test_the_picture_shows_real_weights_once_they_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = [{"name": f"m, decode {size} x 64, against llama.cpp", "ratio": 1 + size / 10} for size in (1, 8)]
+    figures = (("all answered after", 80.0, 100.0), ("mean first token", 7.0, 20.0))
+    crowd = [{"name": f"40 at once, ours: {what}", "value": ours, "baseline": peer} for what, ours, peer in figures]
+    for name, rows in (("engine", engine), ("crowd", crowd)):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for name, value in {"RESULTS": tmp_path, "CROWD": "crowd", "REAL_ENGINES": {"1.5B": "engine"}}.items():
+        monkeypatch.setattr(draw_peers, name, value)
+    assert draw_peers.shown() == [
+        "100 s, first words after 20 s",
+        "80 s, first words after 7 s",
+        "2 cases: 1.10 to 1.80",
     ]
-    assert [text for text in shown if text not in picture] == []
+    draw_peers.draw(picture := tmp_path / "peers.svg", ink="#000000")
+    assert [text for text in draw_peers.shown() if text not in picture.read_text(encoding="utf-8")] == []
 
 
 def _named_paths(page: Path) -> Iterator[str]:

@@ -67,11 +67,11 @@ def of_others() -> None:
     """Write the answers of the other model, and the tokens of a text as an entry without an answer."""
     from alignedserve.architectures.model_source import cache_directory, resolve
     from alignedserve.text.text_model import TextModel
-    from tests.real_models.others import gemma
+    from tests.real_models.others import GEMMA
     from tests.real_models.test_others import ANSWER, prompts_of, reference, their_tokens
 
-    file = gemma(cache_directory(None))
-    assert file is not None, "python -m tests.real_models.others fetches it"
+    file = GEMMA.find(cache_directory(None))
+    assert file is not None, f"python -m tests.real_models.others {GEMMA.name} fetches it"
     with TemporaryDirectory() as scratch:
         prompts = prompts_of(TextModel.load(resolve(str(file), scratch)))
     answers = {key_of(prompt): answer_of(reference(file), prompt, ANSWER) for prompt in prompts}

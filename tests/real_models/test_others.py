@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.architectures.model_source import cache_directory, resolve
+from alignedserve.architectures.model_source import resolve
 from alignedserve.core import Chunk, Decode, KvForm, Sampling, StepPlan
 from alignedserve.engine.engine import Engine
 from alignedserve.lab.benchmarks.common.one_pass import divergence
@@ -18,7 +18,7 @@ from alignedserve.text.text_model import TextModel
 from tests.conftest import SOAK
 from tests.real_models.answers import is_kept, kept, key_of
 from tests.real_models.logits import kept_logits, prompt_logits
-from tests.real_models.others import FILE, TERMS, gemma
+from tests.real_models.others import GEMMA
 from tests.reference import Tally, compare
 
 PROSE = Path(__file__).with_name("prose.txt")  # a story, facts, a list, code, French and a recipe
@@ -47,10 +47,7 @@ def decode_logits(engine: Engine, texts: Sequence[Sequence[int]], first: int) ->
 
 @pytest.fixture(scope="module")
 def file() -> Path:
-    found = gemma(cache_directory(None))
-    if found is None:
-        pytest.skip(f"{FILE} is not there: python -m tests.real_models.others fetches it, under {TERMS}")
-    return found
+    return GEMMA.found()
 
 
 @pytest.fixture(scope="module")

@@ -177,7 +177,7 @@ def test_what_is_named_is_not_changed_by_its_use() -> None:
         ("chat,name=a b", "a stream's name consists of letters, digits, - and _, not 'a b'"),
         ("chat,leaving_share=2", "leaving_share must be 1 or less"),
         ("mix:short=2", "short must be 1 or less, not 2"),
-        ("coserve,in_flight=3", "in_flight is not a key of the whole (first_s, rate, rate_scale)"),
+        ("coserve,in_flight=3", "in_flight is not a key of the whole (first_s, rate, rate_scale, length_scale)"),
         ("coserve,in_flight=3", "keys of a stream are written chat.KEY or documents.KEY"),
         ("coserve,chatt.rate=3", "chatt.rate is not a key of the whole"),
         ("lengths:", "path must not be empty"),

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from random import Random, SystemRandom
@@ -26,6 +26,7 @@ from alignedserve.bench import report
 from alignedserve.bench.answer import AskFailure
 from alignedserve.bench.connections import Address
 from alignedserve.bench.core import FIELDS, Dialect, LoadProgress, LoadTest
+from alignedserve.bench.disclosures import disclosures
 from alignedserve.bench.job import Look, endpoint_of, file_of, lines_of, of_class, records_of, together
 from alignedserve.bench.page import page
 from alignedserve.bench.player import Player
@@ -153,6 +154,8 @@ class _BenchRun:
         self._options, self._servers = options, servers
         contexts = [server.context for server in servers if server.context is not None]
         self._workload = workload.within(min(contexts)) if contexts else workload  # the same for all servers
+        told = options.disclose
+        self._disclosed = None if told is None else disclosures(self._workload, options.chat, told)
         self._player: Player | None = None
         self._interrupted = asyncio.Event()
 
@@ -267,7 +270,8 @@ class _BenchRun:
         num_prompt = sum(request.num_prompt for request in record.requests if request.token_at)
         options = self._options
         cached = ratio(server.num_cached, num_prompt)
-        return MeasuredRun(server.url, server.model, options.workload, options.seed, record, errors, cached)
+        run = MeasuredRun(server.url, server.model, options.workload, options.seed, record, errors, cached)
+        return run if self._disclosed is None else replace(run, disclosed=self._disclosed)
 
 
 def _extent(workload: Mixture) -> str:

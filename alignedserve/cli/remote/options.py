@@ -109,6 +109,13 @@ class BenchOptions:
     timeout: float = flag(
         "S", "a request ends when its server is silent for so long (default: %(default)g)", 600.0, type=above_zero
     )
+    disclose: tuple[str, ...] | None = flag(
+        "NAME=TEXT",
+        "print the nine facts that Red Hat's suite has every report disclose; of precision, quantization and images "
+        "(what the server runs) it knows what is written here",
+        nargs="*",
+        type=filled,
+    )
     json: Path | None = flag(
         "FILE", "all figures, and when each token came", type=_path, group="files that are written"
     )

@@ -53,8 +53,8 @@ class WantedCalls:
         if self._stand_aside(text):
             return None
         form = self.form(text, schema)
-        specials = text.special_markers(form.markers)
-        return call_syntax(form, self.functions, self.several, specials, self.beside, schema)
+        tokens = text.grammar_tokens(form.markers)
+        return call_syntax(form, self.functions, self.several, tokens, self.beside, schema)
 
     def _stand_aside(self, text: TextModel) -> bool:
         """Return whether calls stand apart from the answer, where nothing limits them."""

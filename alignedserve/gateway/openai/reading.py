@@ -84,7 +84,7 @@ class AnswerReader:
         if isinstance(body, ChatRequest):
             self._shows_reasoning = body.include_reasoning is not False
             if body.may_call:
-                form = (body.format and body.format.call_format(text)) or text.call_format
+                form = (body.format and body.format.call_format(text)) or text.call_format.without_marker
                 hidden = tuple(text.special_markers(form.markers)) if skip_special else ()
                 self._calls = CallReader(form, body.functions, body.most_calls, hidden)
                 self._is_all_calls = body.demanded_calls is not None

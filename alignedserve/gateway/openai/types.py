@@ -45,6 +45,7 @@ _INT64 = 2**63
 MOST_MESSAGES = 4096
 MOST_LOGPROBS = 20  # besides the token's own
 MOST_CHOICES = 128  # of a prompt
+MOST_DEMANDED_CALLS = 16  # of an answer that must be calls
 MOST_STOP_TOKENS = 256  # that a client names: each token of an output is looked for among them
 SWITCHES = ("enable_thinking", "thinking")  # variables of templates: whether the model reasons
 MOST_REQUESTS = 1024  # of a body: choices of all its prompts
@@ -406,7 +407,7 @@ class ChatRequest(_AnyRequest):
         if isinstance(choice, NamedTool):
             name = choice.function.name
             return WantedCalls({name: functions[name]} if name in functions else {}, several=False)
-        return WantedCalls(functions, several=self.most_calls is None)
+        return WantedCalls(functions, several=self.parallel_tool_calls is True)
 
     @property
     def functions(self) -> dict[str, Schema]:
@@ -446,6 +447,10 @@ class ChatRequest(_AnyRequest):
 
     @property
     def most_calls(self) -> int | None:
+        """After how many calls the answer ends. Calls that are demanded always end: a weak model, which may write
+        nothing else, would go on calling until its tokens are used up."""
+        if (calls := self.demanded_calls) is not None:
+            return MOST_DEMANDED_CALLS if calls.several else 1
         return 1 if self.parallel_tool_calls is False else None
 
     @property

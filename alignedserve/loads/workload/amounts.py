@@ -146,6 +146,18 @@ class DrawnSizes:
 
 
 @dataclass(frozen=True)
+class Scaled:
+    """Lengths of another source, times a factor."""
+
+    lengths: LengthSource
+    factor: float
+
+    def pair(self, number: int, draw: Random, turn: int = 0) -> Pair:
+        prompt, output = self.lengths.pair(number, draw, turn)
+        return max(1, round(self.factor * prompt)), max(1, round(self.factor * output))
+
+
+@dataclass(frozen=True)
 class ShortLong:
     """Short and long prompts (AlignedServe §4: short below 1,000 tokens, long 1,000 to 8,000)."""
 

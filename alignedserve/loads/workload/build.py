@@ -24,6 +24,7 @@ from alignedserve.loads.workload.amounts import (
     LengthSource,
     RecordedLengths,
     Sampled,
+    Scaled,
     ShortLong,
 )
 from alignedserve.loads.workload.block_trace import SUFFIX, read_block_trace
@@ -86,6 +87,9 @@ class Whole:
         None, "arrivals in a second, as the sum over all streams that have a rate", least=LEAST_RATE, most=MOST_RATE
     )
     rate_scale: float | None = setting(None, "factor for the rates of all streams that have a rate", above=0)
+    length_scale: float = setting(
+        1.0, "factor for the lengths that are drawn: small machines run large loads so", above=0, most=100
+    )
 
 
 KINDS: Mapping[str, type] = {
@@ -162,6 +166,8 @@ def _build_stream(tree: Tree, folder: Path, whole: Whole) -> Stream:
 
 
 def _build_trace(name: str, tree: Tree, folder: Path, whole: Whole) -> Stream:
+    if whole.length_scale != 1:
+        raise WorkloadError("length_scale has no effect on a trace, which is asked as it is")
     values = _stream_values(tree, ("name", "kind"), (TraceFile, Windows, *_OF_ALL), "a trace")
     path = _path(TraceFile, values, folder)
     return _trace_stream(name, read_block_trace(path) if path.suffix == SUFFIX else read_trace(path), values, whole)
@@ -188,6 +194,8 @@ def _build_drawn(name: str, kind: type, tree: Tree, folder: Path, whole: Whole) 
     what = f"{tree.get('kind', 'sizes')} with arrivals {tree.get('arrivals', 'gamma')}"
     values = _stream_values(tree, ("name", "kind", "arrivals"), (kind, form, Turns, *_OF_ALL), what)
     (lengths, notes), span = _build_lengths(kind, values, folder), _with_usual_number(_build_span(values, whole))
+    if whole.length_scale != 1:
+        lengths = _scaled(lengths, whole.length_scale)
     parts = _build_part(StreamPromise, values), _build_part(Turns, values), _build_part(ClientLimits, values)
     return Stream(name, _build_part(form, values), lengths, *parts, span, notes, _build_part(Foresight, values))
 
@@ -202,6 +210,12 @@ def _build_lengths(kind: type, values: Tree, folder: Path) -> tuple[LengthSource
         return ChatLengths(read_chats(_path(kind, values, folder)), _build_part(ChatsFile, values).output), ()
     lengths: LengthSource = _build_part(kind, values)
     return lengths, ()
+
+
+def _scaled(lengths: LengthSource, factor: float) -> LengthSource:
+    if isinstance(lengths, ChatLengths):
+        raise WorkloadError("length_scale has no effect on chats of a file, which are asked as they are")
+    return Scaled(lengths, factor)
 
 
 def _path(kind: type, values: Tree, folder: Path) -> Path:

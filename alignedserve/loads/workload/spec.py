@@ -106,6 +106,30 @@ def _override(tree: Tree, key: str, value: str) -> None:
         )
 
 
+def _streams_of(prompt: int, output: int, **more: Any) -> dict[str, Any]:
+    """Return a load of Red Hat's suite: closed streams, which ask for no promise since no other server knows any."""
+    closed = {"arrivals": "closed", "in_flight": 8, "num_requests": 32}
+    stream = {"name": "stream", "prompt": prompt, "output": output, "is_asked": False}
+    return {"streams": [{**stream, **(more or closed)}]}
+
+
+# github.com/redhat-et/vllm-cpu-perf-eval: tests/concurrent-load, tests/offline-batch and docs/methodology. Its streams
+# are 1 to 32 (`in_flight`).
+_CPU_SUITE = {
+    "cpu-chat": _streams_of(512, 512),
+    "cpu-rag": _streams_of(7680, 512),
+    "cpu-code": _streams_of(1024, 1024),
+    "cpu-summary": _streams_of(2048, 256),
+    "cpu-reasoning": _streams_of(256, 2048),
+    "cpu-offline": _streams_of(1024, 64, service="be", arrivals="at_once", num_requests=100),
+    "cpu-mixed": {  # which the suite plans: chats with promises beside summaries that never end
+        "first_s": 120.0,
+        "streams": [
+            {"name": "chat", "rate": 0.2, "prompt": 512, "output": 128},
+            {"name": "documents", "service": "be", "prompt": 2048, "output": 256, "arrivals": "closed", "in_flight": 4},
+        ],
+    },
+}
 NAMED: Mapping[str, Mapping[str, Any]] = {
     "chat": {"streams": [{"name": "chat"}]},
     "coserve": {
@@ -153,4 +177,5 @@ NAMED: Mapping[str, Mapping[str, Any]] = {
             }
         ]
     },
+    **_CPU_SUITE,
 }

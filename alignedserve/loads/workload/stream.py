@@ -79,15 +79,17 @@ class StreamPromise:
     ttft_s: Amount = setting(Fixed(Slo().ttft_s), f"deadline of the first token, in seconds, {FORMS}")
     tbt_s: Amount = setting(Fixed(Slo().tbt_s), f"deadline from token to token, in seconds, {FORMS}")
     jct_s: Amount = setting(Fixed(Slo().jct_s), f"completion window, in seconds, {FORMS}")
-    asks: bool = setting(True, "whether chats ask for these deadlines; those that do not wait in line (simulate only)")
     slo_factor: Amount = setting(
         Fixed(1.0), f"factor for the three deadlines of a request, drawn for each request, {FORMS}"
+    )
+    is_asked: bool = setting(
+        True, "whether a request asks for its deadlines; if not, it waits in line for what the server promises"
     )
 
     def draw(self, draw: Random) -> Slo:
         factor = self.slo_factor.draw(draw)
         ttft_s, tbt_s, jct_s = (factor * deadline.draw(draw) for deadline in (self.ttft_s, self.tbt_s, self.jct_s))
-        return _slo(ttft_s, tbt_s, jct_s, self.asks)
+        return _slo(ttft_s, tbt_s, jct_s, self.is_asked)
 
 
 @lru_cache(maxsize=16)

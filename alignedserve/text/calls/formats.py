@@ -66,6 +66,12 @@ class CallFormat:
     def is_shown_by(self, template: str) -> bool:
         return any(all(sign in template for sign in signs) for signs in self.signs)
 
+    @property
+    def without_marker(self) -> CallFormat:
+        """Return the same format, in which calls in JSON may also lack their marker at the start of an answer: small
+        models forget it, and Qwen2.5-Coder writes a block of code."""
+        return replace(self, begins_answer=True) if isinstance(self.layout, JsonCalls) else self
+
     def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         before, between, after = self.frame
         return before + between.join(self.layout.write(name, arguments) for name, arguments in calls) + after

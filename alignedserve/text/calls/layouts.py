@@ -61,7 +61,8 @@ class CallLayout(ABC):
 class JsonCalls(CallLayout):
     """Objects with a name and arguments, alone or in a list, perhaps up to a closing marker.
 
-    All of the keys are read; the first of them are written."""
+    All of the keys are read; the first of them are written. Without a marker, where a call is the answer, perhaps in a
+    block of code, only the name of a tool makes an object a call."""
 
     closings: tuple[str, ...] = ()
     name_keys: tuple[str, ...] = ("name",)
@@ -76,22 +77,26 @@ class JsonCalls(CallLayout):
         parts = grammar.text(before[0]), grammar.text(before[1:]), grammar.json(parameters), grammar.text(after)
         return " ".join(parts)
 
-    def read(self, reader: CallReader, _: str) -> Reading[None]:
+    def read(self, reader: CallReader, marker: str) -> Reading[None]:
+        known_only = self.known_only or not marker
+        fence = "" if marker else (yield from reader.accept("```json", "```"))
         in_list = bool((yield from reader.accept("[")))
-        yield from self._read_object(reader)
+        yield from self._read_object(reader, known_only)
         while True:
             yield from reader.skip(", ;\t\r\n")
             if in_list and (yield from reader.take("]")):
                 in_list = False
             elif (yield from reader.peek()) == "{":
                 reader.begin_attempt()
-                yield from self._read_object(reader)
+                yield from self._read_object(reader, known_only)
             else:
                 break
-        if self.closings:
+        if fence:
+            yield from reader.take("```")
+        elif marker and self.closings:
             yield from reader.say_until(*self.closings)
 
-    def _read_object(self, reader: CallReader) -> Reading[None]:
+    def _read_object(self, reader: CallReader, known_only: bool) -> Reading[None]:
         yield from reader.expect("{")
         name, arguments, is_told, follows = "", "", False, "{"
         while follows != "}":
@@ -108,7 +113,7 @@ class JsonCalls(CallLayout):
                 value = _parsed(written := (yield from reader.json_text()))
                 if key in self.name_keys and not name:
                     name = value if isinstance(value, str) and value.isprintable() else ""
-                    if not name or (self.known_only and name not in reader.tools):
+                    if not name or (known_only and name not in reader.tools):
                         raise NoCall
                     reader.begin_call(name)
                 elif is_wanted and not arguments and value is not None:

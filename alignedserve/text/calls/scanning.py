@@ -152,7 +152,8 @@ class CallReader(Scanner):
     def __init__(
         self, form: CallFormat, tools: Mapping[str, Schema], most: int | None = None, hidden: Sequence[str] = ()
     ) -> None:
-        """`tools` maps the names of functions to the schemas of their parameters. After `most` calls nothing follows.
+        """`tools` maps the names of functions to the schemas of their parameters. After `most` calls nothing follows,
+        nor does a call that repeats an earlier one: it is left out, and the answer ends.
 
         `hidden` are markers that are special tokens: no text shows them."""
         super().__init__()
@@ -164,6 +165,10 @@ class CallReader(Scanner):
         self._blank = ""  # white space that may stand beside a call, where it is no part of the text
         self._speaks = False  # whether text has been said since the last call
         self._num_calls, self._has_arguments = 0, False
+        self._written, self._num_written = list[str](), 0  # the call that is read: its name and its arguments
+        self._whole: list[str] = []  # the calls before it, where they count
+        self._repeated: list[str] = []  # those of them that begin as it does; its parts are held back meanwhile
+        self._held: list[CallPart] = []
 
     def feed(self, text: str) -> CallText:
         """Take the text apart; its end may be held back until more text shows what it is."""
@@ -285,18 +290,37 @@ class CallReader(Scanner):
 
     def begin_call(self, name: str) -> None:
         self._attempt, self._blank, self._speaks, self._has_arguments = None, "", False, False
-        self._parts.append(CallPart(self._num_calls, "", self._form.make_id(), name))
+        self._written, self._num_written, self._repeated, self._held = [], 0, self._whole, []
+        self._hold(CallPart(self._num_calls, "", self._form.make_id(), name), f"{name}\n")
         self._num_calls += 1
 
     def add(self, arguments: str) -> None:
         self._has_arguments = True
-        self._parts.append(CallPart(self._num_calls - 1, arguments))
+        self._hold(CallPart(self._num_calls - 1, arguments), arguments)
+
+    def _hold(self, part: CallPart, written: str) -> None:
+        """Take a part of a call, and pass it on as soon as the call differs from all before it."""
+        self._repeated = [call for call in self._repeated if call.startswith(written, self._num_written)]
+        self._written.append(written)
+        self._num_written += len(written)
+        self._held.append(part)
+        if not self._repeated:
+            self._pass_call_on()
+
+    def _pass_call_on(self) -> None:
+        self._parts += self._held
+        self._held = []
 
     def end_call(self) -> None:
         if not self._has_arguments:
             self.add("{}")
+        if (written := "".join(self._written)) in self._repeated:
+            raise Enough
+        self._pass_call_on()
         if self._num_calls == self._most:
             raise Enough
+        if self._most is not None:
+            self._whole.append(written)
 
     def say(self, text: str) -> None:
         """Pass on text, without special tokens, and without white space that only parts a call from what is around."""

@@ -5,6 +5,8 @@ machines.py      workers whose steps were measured, as profiles for the simulato
 mixed_load.py    all kinds of clients at once
 models.py        random weights of usual sizes
 one_pass.py      a model as the engine runs it: all logits of a text in one pass, and how far these are from others
+openvino_server.py  a server around OpenVINO GenAI, in a Python of its own
+peers.py         servers of others: vLLM, llama.cpp, OpenVINO GenAI
 report.py        command lines and JSON lines
 serving.py       deployments: started, loads that are played on them, and their processes
 simulating.py    simulated runs, where each must end without a problem

@@ -1,6 +1,7 @@
 """Random models of the sizes that benchmarks compare engines on: nobody's weights are needed to time them.
 
     python -m lab.benchmarks.common.models llama160m FOLDER    # writes one
+    python -m lab.benchmarks.common.models FILE.gguf FOLDER    # a GGUF file expanded to bf16, for vLLM
 
 The tokenizer is the demo model's: prompts are token ids, so any tokenizer will do.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from shutil import copyfile
 from typing import Any
@@ -82,5 +84,25 @@ def saved(kind: Any, config: Any, folder: Path) -> Path:
     return folder
 
 
+def expand(network: Any, folder: Path, dtype: torch.dtype) -> None:
+    """Write the weights of a model of transformers, which may be of a GGUF file, as a plain folder."""
+    config = deepcopy(network.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    plain = type(network)(config).to(dtype)  # what was read from a GGUF file refuses to be saved
+    plain.load_state_dict(network.state_dict())
+    plain.save_pretrained(folder)
+
+
+def expand_file(file: Path, folder: Path) -> None:
+    """Write a GGUF file in bf16, as a folder that other engines read."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    of: dict[str, Any] = {"gguf_file": file.name}
+    expand(AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.bfloat16, **of), folder, torch.bfloat16)
+    AutoTokenizer.from_pretrained(file.parent, **of).save_pretrained(folder)
+
+
 if __name__ == "__main__":
-    MAKERS[sys.argv[1]](Path(sys.argv[2]))
+    what, to = sys.argv[1], Path(sys.argv[2])
+    expand_file(Path(what), to) if what.endswith(".gguf") else MAKERS[what](to)

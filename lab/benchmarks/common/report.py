@@ -1,4 +1,4 @@
-"""Build the command line of every benchmark, and print a figure as a JSON line with its baseline and its goal."""
+"""Build the command line of every benchmark, and print a figure as a JSON line: baseline, goal and CPU beside it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 import json
 from collections.abc import Callable, Collection
 from typing import TypeVar
+
+from alignedserve.machine.resources import processor_name
 
 T = TypeVar("T")
 _missed: list[str] = []  # names of figures
@@ -51,7 +53,7 @@ def report(
         _missed.append(name)
     figures = {"value": value, "baseline": baseline, "ratio": ratio, "goal": goal}
     rounded = {key: None if figure is None else float(f"{figure:.4g}") for key, figure in figures.items()}
-    line = {"name": name, "value": rounded["value"], "unit": unit, **rounded, "met": met}
+    line = {"name": name, "value": rounded["value"], "unit": unit, **rounded, "met": met, "cpu": processor_name()}
     print(json.dumps(line), flush=True)
 
 

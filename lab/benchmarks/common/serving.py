@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,16 +16,13 @@ from itertools import pairwise
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from tempfile import TemporaryFile
-from time import perf_counter, sleep
+from time import perf_counter
 
 from alignedserve.bench.answer import StreamedAnswer
 from alignedserve.bench.connections import Address, Connections
 from alignedserve.bench.core import Dialect, LoadTest
 from alignedserve.bench.player import CONNECT_S, Player
 from alignedserve.bench.wording import AnyWording
-from alignedserve.errors import AlignedServeError
-from alignedserve.http_client import RemoteServer
 from alignedserve.loads.records.records import RunRecord
 from alignedserve.loads.workload import Load
 from alignedserve.loads.workload.spec import read_workload
@@ -71,51 +67,6 @@ def serve(model: Path | str, *flags: str, program: str = "alignedserve") -> Iter
         finally:
             launcher.send_signal(signal.SIGINT)
             launcher.wait()
-
-
-@contextmanager
-def serve_vllm(python: str, model: Path, budget: int) -> Iterator[str]:
-    """Start vLLM's server on the cores of this process, with 4 GB of KV and `budget` tokens in a step; yield its
-    address, and stop it at the end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", NAME]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--max-num-seqs", "64"]
-    command += [
-        "--no-enable-prefix-caching",
-        "--scheduling-policy",
-        "priority",
-        "--max-num-batched-tokens",
-        str(budget),
-    ]
-    environment = {
-        **os.environ,
-        "VLLM_CPU_OMP_THREADS_BIND": cores,
-        "VLLM_CPU_KVCACHE_SPACE": "4",
-        "HF_HUB_OFFLINE": "1",
-    }
-    environment.pop("PYTHONPATH", None)
-    with (
-        TemporaryFile() as log,
-        subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True) as server,
-    ):
-        try:
-            while not _is_ready(f"http://127.0.0.1:{port}"):
-                if server.poll() is not None:
-                    log.seek(0)
-                    raise SystemExit(f"vLLM did not start: {log.read()[-2000:].decode(errors='replace')}")
-                sleep(0.5)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            os.killpg(server.pid, signal.SIGKILL)  # with its engine, which outlives it
-
-
-def _is_ready(url: str) -> bool:
-    with suppress(AlignedServeError), RemoteServer(url, None, silence_s=5.0) as server:
-        return server.ask("GET", "/health").is_success
-    return False
 
 
 # --- Requests, by the client of `alignedserve bench`
