@@ -344,7 +344,7 @@ class RouterCore:
             return None
         admission = self._admission
         wait_s, num_before = admission.wait_s(request, ahead), admission.num_queued(ServiceClass.RT)
-        admission.line.joined(request.id, wait_s / admission.line.error.factor, now)
+        admission.line.joined(request.id, ahead.prompt_s, wait_s, now)
         if wait_s < TOLD_S:
             return None
         return Place(request.id, request.attempt, num_before, wait_s + ahead.prompt_s)
@@ -362,7 +362,7 @@ class RouterCore:
         owners: dict[str, list[Place]] = {}
         for worker, requests in waiting.items():
             of = {request.id: request.owner for request in requests}
-            for place in line.places(requests, self._placement.wait_s(worker, ServiceClass.RT, now), now):
+            for place in line.places(requests, self._placement.wait_s(worker, ServiceClass.RT, now)):
                 owners.setdefault(of[place.request], []).append(place)
         return [Send(owner, InLine(tuple(places))) for owner, places in owners.items()]
 
@@ -653,12 +653,11 @@ class RouterCore:
 
         So chats in line have their dues in the order in which they came, and none is late as long as the line moves as
         predicted. What counts as kept, for metrics and for the number of workers, is the request's own slo."""
-        if request.id not in self._admission.line or request.emitted:
+        turn_at = self._admission.line.turn_at(request.id)
+        if turn_at is None or turn_at <= now or request.emitted:
             return request
-        since_s, wait_s = max(0.0, now - request.arrival_at), self._admission.wait_s(request, ahead)
-        if wait_s <= 0:
-            return request
-        return replace(request, slo=replace(request.slo, ttft_s=since_s + wait_s + ahead.prompt_s + request.slo.ttft_s))
+        ttft_s = max(0.0, turn_at - request.arrival_at) + ahead.prompt_s + request.slo.ttft_s
+        return replace(request, slo=replace(request.slo, ttft_s=ttft_s))
 
     def _place_suspect(self, now: float) -> list[Command]:
         """Run the next suspect alone: the reserved worker gives up what it still has."""

@@ -286,8 +286,12 @@ class Admission:
         return queue_s * self._part_before(request, ahead, queue_s) + beside_s + returning_s + ahead.prompt_s
 
     def wait_s(self, request: Request, ahead: WorkAhead, before: Returns = _NONE) -> float:
-        """Predict how long a chat in line waits for the prompts of others, as waits were lately."""
-        return self.line.error.factor * (self.first_token_s(request, ahead, before) - ahead.prompt_s)
+        """Predict how long a chat waits for the prompts of others: at the line's pace, once that is known."""
+        if (pace := self.line.pace) is None or not self.line.work_s:
+            return self.first_token_s(request, ahead, before) - ahead.prompt_s
+        asked = self._tokens_queued[ServiceClass.RT] - self._tokens_in_line
+        queue_s = self.line.work_s + asked * ahead.token_s
+        return pace * (queue_s * self._part_before(request, ahead, queue_s) + before.tokens * ahead.token_s)
 
     def num_queued(self, service: ServiceClass) -> int:
         """Return how many requests of a class have not begun."""

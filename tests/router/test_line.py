@@ -15,7 +15,7 @@ from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import TimerFired
 from alignedserve.protocol.messages import Backlog, Infeasible, InLine, Place, Prefill, Progress, Refused, Submit
 from alignedserve.router.placing.admission import Admission, Queues, WorkAhead
-from alignedserve.router.placing.line import Line, WaitError
+from alignedserve.router.placing.line import Line
 from alignedserve.router.state import RouterCore
 from alignedserve.scheduling.policy import Policy
 from tests.router.routers import LIMITS, serving
@@ -35,25 +35,51 @@ def asked(name: str, prompt: int = 100) -> Request:
     return request(name, prompt=prompt)
 
 
-class TestWaitError:
-    @given(st.floats(0.2, 5.0), st.lists(st.floats(1.0, 100.0), min_size=40, max_size=60))
-    def test_it_learns_by_how_much_waits_are_longer(self, times: float, waits: list[float]) -> None:
-        error = WaitError()
-        for wait_s in waits:
-            error.learn(wait_s, max(0.5, times * wait_s))
-        assert error.factor == pytest.approx(times, rel=0.1) or min(waits) * times < 0.5
+class TestPace:
+    def line(self, *alone_s: float) -> Line:
+        """Return a line of chats c0, c1, ... with prompts of these times."""
+        line = Line()
+        for number, seconds in enumerate(alone_s):
+            line.joined(f"c{number}", seconds, 0.0, 0.0)
+        return line
 
-    @given(st.lists(st.tuples(st.floats(0.0, 1e6), st.floats(0.0, 1e6))))
-    def test_no_wait_makes_it_mad(self, waits: list[tuple[float, float]]) -> None:
-        error = WaitError()
-        for predicted_s, waited_s in waits:
-            error.learn(predicted_s, waited_s)
-        assert 0.1 <= error.factor <= 10.0
+    @given(st.floats(0.2, 20.0), st.lists(st.floats(0.1, 100.0), min_size=5, max_size=40))
+    def test_it_is_how_much_longer_prompts_take_than_alone(self, times: float, alone_s: list[float]) -> None:
+        line, now = self.line(*alone_s), 0.0
+        for number, seconds in enumerate(alone_s):
+            assert line.work_s == pytest.approx(sum(alone_s[number:]))
+            line.began(f"c{number}", now)
+            now += times * seconds
+        assert line.pace == pytest.approx(times)
 
-    def test_short_waits_say_nothing(self) -> None:
-        error = WaitError()
-        error.learn(0.0, 0.4)
-        assert error.factor == 1.0
+    def test_a_few_begins_say_nothing(self) -> None:
+        line = self.line(1.0, 1.0, 1.0, 1.0)
+        for number in range(3):
+            line.began(f"c{number}", 2.0 * number)
+        assert line.pace is None
+        line.began("c3", 6.0)
+        assert line.pace == pytest.approx(2.0)
+
+    def test_time_in_which_nobody_was_in_line_does_not_count(self) -> None:
+        line = self.line(1.0, 1.0, 1.0, 1.0)
+        for number in range(4):
+            line.began(f"c{number}", 2.0 * number)
+        line.joined("d", 1.0, 0.0, 30.0)
+        line.began("d", 30.1)
+        assert line.pace == pytest.approx(2.0)
+
+    def test_a_line_that_was_empty_for_a_minute_has_another_pace(self) -> None:
+        line = self.line(1.0, 1.0, 1.0, 1.0)
+        for number in range(4):
+            line.began(f"c{number}", 2.0 * number)
+        line.joined("d", 1.0, 0.0, 67.0)
+        assert line.pace is None
+
+    def test_who_leaves_takes_its_work_along(self) -> None:
+        line = self.line(1.0, 2.0)
+        line.left("c0")
+        line.left("c0")
+        assert (line.work_s, len(line)) == (2.0, 1)
 
 
 class TestPlaces:
@@ -61,8 +87,8 @@ class TestPlaces:
         line = Line()
         for of in waiting:
             if not of.slo.is_asked:
-                line.joined(of.id, 1.0, 0.0)
-        return {place.request: place for place in line.places(waiting, queue_s, 0.0)}
+                line.joined(of.id, TOKEN_S * len(of.prompt), 0.0, 0.0)
+        return {place.request: place for place in line.places(waiting, queue_s)}
 
     def test_a_line_of_one_caller_is_in_order(self) -> None:
         found = self.places(chat("a"), chat("b"), chat("c", prompt=200))
@@ -130,13 +156,19 @@ class TestPatience:
         assert found.refusal(asked("a"), ahead(20.0), 0.0) is None
         assert found.refusal(asked("b"), ahead(24.0), 0.0) is not None, "4 s of them are of others that asked"
 
-    def test_waits_that_were_longer_count(self) -> None:
+    def test_the_line_s_own_pace_counts(self) -> None:
+        """30 prompts of a second wait, and the last ones took three times as long as alone."""
         found = self.admission()
-        for number in range(30):
-            found.line.joined(f"c{number}", 10.0, 0.0)
-            found.line.began(f"c{number}", 30.0)
-        assert found.refusal(chat("a"), ahead(18.0), 0.0) is None
-        assert found.refusal(chat("b"), ahead(21.0), 0.0) is not None
+        for number in range(34):
+            found.opened(chat(f"c{number}"))
+            found.queued(chat(f"c{number}"))
+            found.line.joined(f"c{number}", 1.0, 0.0, 0.0)
+        for number in range(4):
+            found.line.began(f"c{number}", 3.0 * number)
+            found.began(f"c{number}")
+        refusal = found.refusal(chat("a"), ahead(30.0), 12.0)
+        assert refusal is not None
+        assert refusal.retry_after_s == pytest.approx(3 * 30 + 1 - 60)
 
     @given(st.lists(st.integers(50, 700), min_size=1, max_size=80), st.floats(0.2, 3.0), st.sampled_from([30.0, 60.0]))
     def test_two_retries_are_enough_for_a_crowd(self, prompts: list[int], slower: float, patience_s: float) -> None:
@@ -158,7 +190,7 @@ class TestPatience:
             if refusal is None:
                 found.opened(new)
                 found.queued(new)
-                found.line.joined(new.id, work.prompts_s, now)
+                found.line.joined(new.id, size * TOKEN_S, 0.0, now)
                 line.append((max(now, free_at), size, new.id))
                 free_at = max(now, free_at) + size * token_s
             elif tries < 2:
