@@ -27,6 +27,7 @@ _SHORTEST_PAUSE_S = 0.1  # for a server that says 0
 _RETRIES = "x-stainless-retry-count"  # as OpenAI's clients say it: our server lets those who come again wait longer
 _FULL = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
 CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+PLACE = re.compile(r"\d+ before you, about \d+ s")  # our server's comment in a stream that waits for its turn
 DONE: dict[str, Any] = {}  # the event that ends a stream
 Self = TypeVar("Self", bound="RemoteServer")
 

@@ -52,7 +52,7 @@ from alignedserve.protocol.messages import (
 from alignedserve.router.lifecycle import PLACES, Fact, OpenRequest, OpenRequests, State
 from alignedserve.router.members import GATHER_HEARTBEATS, Recovery, Roll
 from alignedserve.router.placing.admission import NOTHING_AHEAD, PATIENCE_S, Admission, Queues, WorkAhead, is_infeasible
-from alignedserve.router.placing.line import TOLD_S
+from alignedserve.router.placing.line import NO_TURN, TOLD_S, Turn
 from alignedserve.router.placing.placement import Placement
 from alignedserve.router.prediction.length import PredictionOrders, with_length
 from alignedserve.router.sizing import LOOK_S, Sizes, Sizing, demands
@@ -326,44 +326,21 @@ class RouterCore:
             if request.slo.is_asked and is_infeasible(request, ahead):
                 told.append(Send(request.owner, Infeasible(request.id, 0)))
         opened = self._add(OpenRequest(request, now))
-        place = None if request.slo.is_asked else self._join_line(request, ahead, now)
-        self._note_arrival(request, ahead.prompts_s, place, now)
+        self._note_arrival(request, ahead.prompts_s, now)
         if request.estimate is not None and request.estimate != stated:
             self._note_prediction(request, request.estimate)
         if not is_line:
             self._admission.queued(request)
         asked = self._predictions.opened(request, sketch)
         earlier = self._cancel_everywhere(request.id, request.attempt - 1) if request.attempt else []
-        if place is not None:
-            told.append(Send(request.owner, InLine((place,))))
         return [*told, *earlier, *asked, *self._place_at_once(opened, ahead, now)]
-
-    def _join_line(self, request: Request, ahead: WorkAhead, now: float) -> Place | None:
-        """Put a chat in line that asked for nothing, and return its place, if it has to wait."""
-        if request.service is not ServiceClass.RT or request.pooling is not None:
-            return None
-        admission = self._admission
-        wait_s, num_before = admission.wait_s(request, ahead), admission.num_queued(ServiceClass.RT)
-        admission.line.joined(request.id, ahead.prompt_s, wait_s, now)
-        if wait_s < TOLD_S:
-            return None
-        return Place(request.id, request.attempt, num_before, wait_s + ahead.prompt_s)
 
     def _tell_places(self, now: float) -> list[Command]:
         """Tell owners where their chats in line are."""
-        line = self._admission.line
-        if not len(line):
-            return []
-        waiting: dict[str, list[Request]] = {}  # worker -> real-time prompts that have not begun there
-        for request in self._admission.waiting(ServiceClass.RT):
-            opened = self._open.get(request.id)
-            if opened is not None and not opened.is_waiting:
-                waiting.setdefault(opened.at, []).append(opened.request)
         owners: dict[str, list[Place]] = {}
-        for worker, requests in waiting.items():
-            of = {request.id: request.owner for request in requests}
-            for place in line.places(requests, self._placement.wait_s(worker, ServiceClass.RT, now)):
-                owners.setdefault(of[place.request], []).append(place)
+        for request, turn in self._admission.lines.turns(now):
+            place = Place(request.id, request.attempt, turn.num_before, turn.first_s)
+            owners.setdefault(request.owner, []).append(place)
         return [Send(owner, InLine(tuple(places))) for owner, places in owners.items()]
 
     def _is_line(self, request: Request) -> bool:
@@ -487,7 +464,7 @@ class RouterCore:
                 commands += self._answer_unknown(key, member)
             elif opened.state.value <= PLACES[member.role].value:  # `joined` may be heard before `committed`
                 if not opened.request.slo.is_asked:
-                    self._admission.line.began(opened.request.id, now)
+                    self._admission.lines.begin(opened.request.id, now)
                 self._admission.began(opened.request.id)
                 commands += self._arrive(opened, member, Fact.ARRIVED, now)
         for key in progress.returned:
@@ -630,7 +607,7 @@ class RouterCore:
             ahead = self._placement.ahead_of(opened.request, self._roll.pools, now)
             if ahead.worker is None or (worker := self._roll.get(ahead.worker)) is None:
                 break
-            commands.append(self._place_on(worker, opened, ahead, now))
+            commands += self._place_on(worker, opened, ahead, now)
         return commands
 
     def _place_at_once(self, opened: OpenRequest, ahead: WorkAhead, now: float) -> list[Command]:
@@ -638,26 +615,22 @@ class RouterCore:
         worker = None if ahead.worker is None else self._roll.get(ahead.worker)
         if worker is None or self._suspects.is_needed or self._recovery.is_on:
             return []
-        return [self._place_on(worker, opened, ahead, now)]
+        return self._place_on(worker, opened, ahead, now)
 
-    def _place_on(self, worker: Member, opened: OpenRequest, ahead: WorkAhead, now: float) -> Command:
-        decode = self._placement.placed(worker.name, opened.request, ahead.loaded_s, now)
-        self._move(opened, worker, Fact.PLACED, now)
-        request = opened.request
-        if not request.slo.is_asked:
-            request = self._with_due(request, ahead, now)
-        return Send(worker.name, Prefill(request, decode))
-
-    def _with_due(self, request: Request, ahead: WorkAhead, now: float) -> Request:
-        """Return the request as its worker plans it: a chat in line is due when its turn comes, later by its ttft.
-
-        So chats in line have their dues in the order in which they came, and none is late as long as the line moves as
-        predicted. What counts as kept, for metrics and for the number of workers, is the request's own slo."""
-        turn_at = self._admission.line.turn_at(request.id)
-        if turn_at is None or turn_at <= now or request.emitted:
-            return request
-        ttft_s = max(0.0, turn_at - request.arrival_at) + ahead.prompt_s + request.slo.ttft_s
-        return replace(request, slo=replace(request.slo, ttft_s=ttft_s))
+    def _place_on(self, worker: Member, opened: OpenRequest, ahead: WorkAhead, now: float) -> list[Command]:
+        decode, request = self._placement.placed(worker.name, opened.request, ahead.loaded_s, now), opened.request
+        if request.slo.is_asked or request.service is ServiceClass.BE or request.emitted or request.pooling is not None:
+            self._move(opened, worker, Fact.PLACED, now)
+            return [Send(worker.name, Prefill(request, decode))]
+        turn = self._admission.turn(request, ahead, now)
+        takes_s = max(ahead.prompt_s, ahead.loaded_s)
+        self._admission.lines.join(worker.name, request, takes_s, turn.first_s, now)
+        self._move(opened, worker, Fact.PLACED, now, turn)
+        commands: list[Command] = [Send(worker.name, Prefill(_with_due(request, turn, now), decode))]
+        if turn.wait_s >= TOLD_S:
+            place = Place(request.id, request.attempt, turn.num_before, turn.first_s)
+            commands.append(Send(request.owner, InLine((place,))))
+        return commands
 
     def _place_suspect(self, now: float) -> list[Command]:
         """Run the next suspect alone: the reserved worker gives up what it still has."""
@@ -693,8 +666,9 @@ class RouterCore:
         self._admission.opened(opened.request)
         return opened
 
-    def _move(self, opened: OpenRequest, to: Member, fact: Fact, now: float) -> None:
-        self._decisions.note(Kind.PLACED if fact is Fact.PLACED else Kind.MOVED, opened.request, to.name)
+    def _move(self, opened: OpenRequest, to: Member, fact: Fact, now: float, turn: Turn = NO_TURN) -> None:
+        kind, number = Kind.PLACED if fact is Fact.PLACED else Kind.MOVED, turn.num_before
+        self._decisions.note(kind, opened.request, to.name, number=number, expected_s=turn.first_s)
         if opened.is_waiting:
             held, is_placed = self._admission.holdings.held_by(opened.request.id), fact is Fact.PLACED
             self._placement.came(to.name, opened.request, now, held, has_prompt=is_placed)
@@ -724,16 +698,23 @@ class RouterCore:
 
     # --- What is noted for those who ask later
 
-    def _note_arrival(self, request: Request, ahead_s: float, place: Place | None, now: float) -> None:
+    def _note_arrival(self, request: Request, ahead_s: float, now: float) -> None:
         since_s = now - (request.arrival_at if request.emitted_at is None else request.emitted_at)
         slo, is_rt = request.slo, request.service is ServiceClass.RT
         promised = f"a ttft of {slo.ttft_s:g} s" if is_rt else f"its end within {slo.jct_s:g} s"
-        tokens, num_before = len(request.prompt), 0
-        if place is not None:
-            num_before, ahead_s = place.num_before, place.seconds
-        self._decisions.note(
-            Kind.ARRIVED, request, "", tokens, num_before, seconds=since_s, expected_s=ahead_s, why=promised
-        )
+        tokens = len(request.prompt)
+        self._decisions.note(Kind.ARRIVED, request, tokens=tokens, seconds=since_s, expected_s=ahead_s, why=promised)
 
     def _note_prediction(self, request: Request, estimate: Estimate) -> None:
         self._decisions.note(Kind.PREDICTED, request, tokens=estimate.mean, number=estimate.upper)
+
+
+def _with_due(request: Request, turn: Turn, now: float) -> Request:
+    """Return the request as its worker plans it: a chat in line is due when its turn comes, later by its ttft.
+
+    So chats in line have their dues in the order in which they came, and none is late as long as the line moves as
+    predicted. What counts as kept, for metrics and for the number of workers, is the request's own slo."""
+    if turn.wait_s <= 0.0:
+        return request
+    ttft_s = max(0.0, now - request.arrival_at) + turn.first_s + request.slo.ttft_s
+    return replace(request, slo=replace(request.slo, ttft_s=ttft_s))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -10,8 +11,9 @@ from typing import Any, TypeAlias
 
 import httpx
 
+from alignedserve.cli.terminal.progress import StatusLine
 from alignedserve.errors import AskError
-from alignedserve.http_client import PATIENCE_S, RemoteServer, Tries, said_by, server_at
+from alignedserve.http_client import PATIENCE_S, PLACE, RemoteServer, Tries, said_by, server_at
 
 Body: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
@@ -23,6 +25,19 @@ _AGAIN_S = 1.0  # where a server that is full does not say when, as a proxy befo
 
 class _AskedServer(RemoteServer):
     kind = AskError
+
+    def __init__(self, *asked: Any, **how: Any) -> None:
+        super().__init__(*asked, **how)
+        self._status = StatusLine(sys.stderr)
+
+    def comment(self, text: str) -> None:
+        if PLACE.fullmatch(text):
+            self._status.show(text)
+
+    def event(self, line: str) -> Answer | None:
+        if (found := super().event(line)) is not None:
+            self._status.clear()
+        return found
 
     def tries(self) -> Tries:
         return Tries(self.patience_s, _AGAIN_S)

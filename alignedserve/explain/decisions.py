@@ -22,13 +22,13 @@ class Kind(str, Enum):
     """A core decides one of these; each says what `other` and the numbers of the decision mean."""
 
     # Noted by the router
-    # tokens: of the prompt; seconds: since arrival; expected_s: of prompts before; why: promise. Of a chat in line,
-    # number: prompts before it; expected_s: until the first token
-    ARRIVED = "arrived"
+    ARRIVED = "arrived"  # tokens: of the prompt; seconds: since arrival; expected_s: of prompts before; why: promise
     DECLARED = "declared"  # the owner told a router that had just started of the request
     REFUSED = "refused"  # other: the reason; why: in words; expected_s: until a next try
     PREDICTED = "predicted"  # tokens: of the output; number: nine of ten outputs are not longer
-    PLACED = "placed"  # other: the worker that is to run the prompt
+    # other: the worker that is to run the prompt; of a chat in line, number: prompts before it; expected_s: until its
+    # first token
+    PLACED = "placed"
     MOVED = "moved"  # other: the member that has the request, as the router heard
     CANCELLED = "cancelled"  # the client has gone
     REPLACED = "replaced"  # the owner sent a later attempt

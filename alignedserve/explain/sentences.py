@@ -32,13 +32,16 @@ def _of(text: str, why: str) -> str:
 def _arrived(noted: Decision) -> str:
     promised = f", promised {noted.why}" if noted.why else ""
     ahead = f"; prompts of {duration(noted.expected_s)} before it" if noted.expected_s > 0 else ""
-    if noted.number:
-        ahead = (
-            f"; in line behind {_counted(noted.number, 'prompt')}, first token in about {duration(noted.expected_s)}"
-        )
     attempt = f"attempt {noted.attempt} " if noted.attempt else ""
     tokens = _counted(noted.tokens, "token")
     return f"{attempt}arrived {duration(noted.seconds)} after it came, with {tokens}{promised}{ahead}"
+
+
+def _placed(noted: Decision) -> str:
+    if not noted.number:
+        return f"placed on {noted.other}"
+    first = f"first token in about {duration(noted.expected_s)}"
+    return f"placed on {noted.other}, in line behind {_counted(noted.number, 'prompt')}: {first}"
 
 
 def _queued(noted: Decision) -> str:
@@ -82,7 +85,7 @@ _SENTENCES: Mapping[Kind, Callable[[Decision], str]] = MappingProxyType(
         Kind.PREDICTED: lambda noted: (
             f"predicted an output of {noted.tokens:,} tokens, nine of ten at most {noted.number:,}"
         ),
-        Kind.PLACED: lambda noted: f"placed on {noted.other}",
+        Kind.PLACED: _placed,
         Kind.MOVED: lambda noted: f"heard that {noted.other} has it",
         Kind.CANCELLED: lambda _: "cancelled: its client has gone, or did not want it any more",
         Kind.REPLACED: lambda _: "replaced by a later attempt",

@@ -124,7 +124,7 @@ class Generation:
                 async for delivered in deliveries:
                     if delivered.place is not None:
                         self._place = self._place or delivered.place
-                        if number == 0:  # one line is enough for all choices
+                        if len(self._ids) == 1:  # another choice may still be refused, by an HTTP status
                             yield number, delivered.place
                         continue
                     self._is_infeasible |= delivered.is_infeasible

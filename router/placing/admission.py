@@ -37,7 +37,7 @@ from alignedserve.core import KEEPS_ALL, Rejection, Request, Retention, ServiceC
 from alignedserve.policies.kinds import LoadAhead, NewRequest, PolicyKind
 from alignedserve.router.placing.answers import NO_SHORTAGE, Shortage
 from alignedserve.router.placing.held import Holdings
-from alignedserve.router.placing.line import Line
+from alignedserve.router.placing.line import Lines, Turn
 from alignedserve.scheduling.lengths import expected
 from alignedserve.scheduling.policy import Policy
 
@@ -198,14 +198,13 @@ class Admission:
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._policy, self._most_open, self._queues, self._patience_s = policy, most_open, queues, patience_s
-        self.line = Line()
+        self.lines = Lines()  # of chats that asked for nothing
         self._custom = policy.own.guard(PolicyKind.ADMISSION)  # decides in place of the time to the first token
         self.holdings = Holdings(policy, retention)  # memory that all open requests will need
         self._queued: dict[str, Request] = {}  # open requests that have not begun
         self._num_queued: Counter[ServiceClass] = Counter()
         self._tokens_queued: Counter[ServiceClass] = Counter()
         self._open_by = {service: Counter[str]() for service in ServiceClass}  # caller -> its open requests,
-        self._tokens_in_line = 0  # of the prompts in the queue that asked for nothing
         self._queued_by = {service: Counter[str]() for service in ServiceClass}  # ... those that have not begun,
         self._tokens_by = {service: Counter[str]() for service in ServiceClass}  # ... and the tokens of their prompts
         self._begun: dict[str, tuple[str, int]] = {}  # open chats that have begun: the caller, tokens of the prompt
@@ -231,7 +230,6 @@ class Admission:
     def queued(self, request: Request) -> None:
         if request.id not in self._queued:
             self._queued[request.id] = request
-            self._tokens_in_line += 0 if request.slo.is_asked else len(request.prompt)
             self._num_queued[request.service] += 1
             self._tokens_queued[request.service] += len(request.prompt)
             self._queued_by[request.service][request.caller] += 1
@@ -241,7 +239,6 @@ class Admission:
         """Take the request out of the queue: the prompt runs, or has run."""
         queued = self._queued.pop(request, None)
         if queued is not None:
-            self._tokens_in_line -= 0 if queued.slo.is_asked else len(queued.prompt)
             self._num_queued[queued.service] -= 1
             self._tokens_queued[queued.service] -= len(queued.prompt)
             _take(self._queued_by[queued.service], queued.caller, 1)
@@ -253,7 +250,7 @@ class Admission:
     def closed(self, request: Request) -> None:
         """Forget the request after any end."""
         if not request.slo.is_asked:
-            self.line.left(request.id)
+            self.lines.leave(request.id)
         self.began(request.id)
         if (begun := self._begun.pop(request.id, None)) is not None:
             _take(self._begun_by, *begun)
@@ -285,21 +282,16 @@ class Admission:
         queue_s = ahead.prompts_s - beside_s
         return queue_s * self._part_before(request, ahead, queue_s) + beside_s + returning_s + ahead.prompt_s
 
-    def wait_s(self, request: Request, ahead: WorkAhead, before: Returns = _NONE) -> float:
-        """Predict how long a chat waits for the prompts of others: at the line's pace, once that is known."""
-        if (pace := self.line.pace) is None or not self.line.work_s:
-            return self.first_token_s(request, ahead, before) - ahead.prompt_s
-        asked = self._tokens_queued[ServiceClass.RT] - self._tokens_in_line
-        queue_s = self.line.work_s + asked * ahead.token_s
-        return pace * (queue_s * self._part_before(request, ahead, queue_s) + before.tokens * ahead.token_s)
-
-    def num_queued(self, service: ServiceClass) -> int:
-        """Return how many requests of a class have not begun."""
-        return self._num_queued[service]
-
-    def waiting(self, service: ServiceClass) -> list[Request]:
-        """Return the requests of a class that have not begun, in order of arrival."""
-        return [request for request in self._queued.values() if request.service is service]
+    def turn(self, request: Request, ahead: WorkAhead, now: float, before: Returns = _NONE) -> Turn:
+        """Predict when the turn of a chat in line comes, after the chats of `before`, which come again earlier."""
+        line = self.lines.of(ahead.worker)
+        turn = line.turn(request, max(ahead.prompt_s, ahead.loaded_s), now)
+        returning_s = before.tokens * ahead.token_s / ahead.num_workers
+        wait_s, first_s = turn.wait_s + returning_s, turn.first_s + returning_s
+        if not line.is_known:
+            first_s = self.first_token_s(request, ahead, before)
+            wait_s = first_s - ahead.prompt_s
+        return Turn(turn.num_before + before.requests, wait_s, first_s)
 
     def _part_before(self, request: Request, ahead: WorkAhead, queue_s: float) -> float:
         """Return the part of the prompts on the worker, of `queue_s`, that runs before the prompt of a new chat.
@@ -376,7 +368,7 @@ class Admission:
         if request.slo.is_asked:
             usual = self._too_late(request, ahead, before, now) or self._too_long(request, ahead)
         else:
-            usual = self._beyond_patience(request, ahead, before)
+            usual = self._beyond_patience(request, ahead, before, now)
         if self._custom is None or is_line:
             return usual
         first_s, num_waiting = self.first_token_s(request, ahead), self._num_queued[request.service]
@@ -387,7 +379,7 @@ class Admission:
         why = f"the policy {self._custom.name} refuses it"
         return None if again_s is None else Refusal(Rejection.POLICY, why, again_s)
 
-    def _beyond_patience(self, request: Request, ahead: WorkAhead, before: Returns) -> Refusal | None:
+    def _beyond_patience(self, request: Request, ahead: WorkAhead, before: Returns, now: float) -> Refusal | None:
         """Refuse a chat that asked for nothing, and would wait in line for longer than the server's patience.
 
         Clients that were told to come again go before newcomers, in what half of the patience leaves: some never come,
@@ -396,15 +388,14 @@ class Admission:
             return None
         tries = min(request.tries, _MOST_TRIES)
         most_s = (1 + tries) * max(self._patience_s, _PATIENT_PROMPTS * ahead.prompt_s)
-        if tries or self.wait_s(request, ahead) + ahead.prompt_s <= most_s / 2:
-            before = _NONE
-        first_s = self.wait_s(request, ahead, before) + ahead.prompt_s
-        if first_s <= most_s:
+        turn = self.turn(request, ahead, now)
+        if not tries and turn.first_s > most_s / 2:
+            turn = self.turn(request, ahead, now, before)
+        if turn.first_s <= most_s:
             return None
-        num = self._num_queued[ServiceClass.RT] + before.requests
-        why = f"the server is full: with {num} chats before it, its first token would come in about {first_s:.0f} s,"
-        why += f" and it may wait for {most_s:.0f} s (server.patience_s)"
-        return Refusal(Rejection.LATE, why, first_s - most_s)
+        why = f"the server is full: with {turn.num_before} chats before it, its first token would come in about"
+        why += f" {turn.first_s:.0f} s, and it may wait for {most_s:.0f} s (server.patience_s)"
+        return Refusal(Rejection.LATE, why, turn.first_s - most_s)
 
     def _too_late(self, request: Request, ahead: WorkAhead, before: Returns, now: float) -> Refusal | None:
         """Refuse a real-time request that others make late.
@@ -418,7 +409,7 @@ class Admission:
         if not self._policy.refuse_ttfts:
             return None
         # Chats in line have later dues, and let one pass that asked for less time.
-        in_line_s = self._tokens_in_line * ahead.token_s / ahead.num_workers
+        in_line_s = self.lines.of(ahead.worker).takes_s
         wait_s = max(0.0, self.first_token_s(request, ahead) - alone_s - in_line_s)
         usual_s = max(ttft_s, alone_s)
         left_s = ttft_s - alone_s if alone_s < ttft_s else usual_s

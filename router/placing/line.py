@@ -1,109 +1,163 @@
-"""The line in which chats wait that asked for no promise: their places, and the pace at which the line moves.
+"""The line in which chats wait on a worker that asked for no promise: their places, and how fast the line moves.
 
 A chat that asked for nothing is refused only where it would wait for longer than the server's patience. Until then it
 waits in order of arrival, and callers take turns by their weights (worker/caller_shares.py). For example, a caller has
 three chats in line and another one has one: the second caller's chat has one prompt before it, not three.
 
-How long a chat waits is learnt from the line itself. Each prompt has the time that it takes alone, by the cost model.
-While the line is not empty, the time from one begin to the next, over that of the prompt which ran meanwhile, is the
-pace: 1.4 where decodes run beside the prompts, 4 on a machine that other programs share, 0.5 where two workers share
-the line. A chat with prompts of 20 s before it waits 28, 80, or 10 s.
+How long a chat waits is learnt from the line itself. Each prompt has the time that it takes beside what runs, as its
+worker told. While the line is not empty, the time from one begin to the next is that of the prompt that ran meanwhile,
+and more: for decodes in the same steps, prompts of chats that asked for a promise, a seat, other programs. The mean of
+this is counted for each prompt before a chat: with 12 prompts of 3 s, and 1.2 s more for each, the chat waits 50 s.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from alignedserve.core import Request
-from alignedserve.protocol.messages import Place
 
 TOLD_S = 1.0  # a chat with a shorter wait is not told of it
 _KEPT = 0.8  # of what was learnt, at each begin
-_FEWEST = 3  # begins from which a pace is known
-_KNOWN_S = 60.0  # a line that was empty for so long has another pace
+_FEWEST = 3  # begins from which the mean is known
+_KNOWN_S = 60.0  # after an empty line for so long nothing is known
+
+
+class Turn(NamedTuple):
+    """When a chat's turn comes."""
+
+    num_before: int  # prompts that run before
+    wait_s: float  # until its prompt begins
+    first_s: float  # until its first token
+
+
+NO_TURN = Turn(0, 0.0, 0.0)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    request: Request
+    takes_s: float  # its prompt, beside what runs
+    first_at: float  # when its first token comes, as was predicted when it came
 
 
 class Line:
-    """The chats in line, each with the time of its prompt alone, and when its turn comes."""
+    """The chats in line on one worker, in order of arrival."""
 
     def __init__(self) -> None:
-        self._alone_s: dict[str, float] = {}  # chat in line -> the time of its prompt
-        self._turn_at: dict[str, float] = {}  # chat in line -> when its prompt begins, as was predicted when it came
-        self.work_s = 0.0  # the sum of these
-        self._began_at: float | None = None  # the newest begin, where others were in line then
-        self._left_at = 0.0  # the same, in any case
-        self._runs_s = 0.0  # the time alone of the prompt that began then
-        self._took_s, self._took_alone_s, self._num_learnt = 0.0, 0.0, 0
+        self._waiting: dict[str, _Waiting] = {}
+        self._num, self._takes_s = Counter[str](), dict[str, float]()  # by caller
+        self._weights: dict[str, int] = {}
+        self._begun_at: float | None = None  # the newest begin, if others were in line then
+        self._ran_s = 0.0  # what the prompt takes that began then
+        self._last_at = 0.0  # when the newest prompt began, in any case
+        self._more_s, self._num_seen, self._num_learnt = 0.0, 0.0, 0  # sums that forget
 
     def __len__(self) -> int:
-        return len(self._alone_s)
+        return len(self._waiting)
 
     @property
-    def pace(self) -> float | None:
-        """Return how many times as long prompts took lately as they do alone; None where that is not known."""
-        return self._took_s / self._took_alone_s if self._num_learnt >= _FEWEST and self._took_alone_s else None
+    def takes_s(self) -> float:
+        """Return what all prompts in line take together."""
+        return sum(self._takes_s.values())
 
-    def turn_at(self, request: str) -> float | None:
-        """Return when the turn of a chat comes, as was predicted; None where it is not in line."""
-        return self._turn_at.get(request)
+    @property
+    def is_known(self) -> bool:
+        """Return whether enough prompts have begun to know how the line moves."""
+        return self._num_learnt >= _FEWEST
 
-    def joined(self, request: str, alone_s: float, wait_s: float, now: float) -> None:
-        """Note that a chat is in line: its prompt alone takes `alone_s`, and its turn comes after `wait_s`."""
-        if not self._alone_s and now - self._left_at > _KNOWN_S:
-            self._num_learnt = 0
-        self.left(request)
-        self._alone_s[request], self._turn_at[request] = alone_s, now + wait_s
-        self.work_s += alone_s
+    def turn(self, request: Request, takes_s: float, now: float) -> Turn:
+        """Return the turn of a chat that comes now; its prompt takes `takes_s`."""
+        caller = request.caller
+        return self._turn(request, self._num[caller] + 1, self._takes_s.get(caller, 0.0) + takes_s, takes_s, now)
 
-    def began(self, request: str, now: float) -> None:
-        """Note that the prompt of a chat begins, and learn from the time since the last one."""
-        if (alone_s := self._alone_s.get(request)) is None:
+    def turns(self, now: float) -> Iterator[tuple[Request, Turn]]:
+        """Yield the chats with their turns."""
+        num, all_s = Counter[str](), defaultdict[str, float](float)
+        for waiting in self._waiting.values():
+            caller = waiting.request.caller
+            num[caller] += 1
+            all_s[caller] += waiting.takes_s
+            turn = self._turn(waiting.request, num[caller], all_s[caller], waiting.takes_s, now)
+            if not self.is_known and (left_s := waiting.first_at - now) > turn.first_s:
+                turn = Turn(turn.num_before, left_s - waiting.takes_s, left_s)
+            yield waiting.request, turn
+
+    def _turn(self, request: Request, num: int, all_s: float, takes_s: float, now: float) -> Turn:
+        """Return the turn of a chat whose caller has `num` chats up to it, which take `all_s` together."""
+        before = num - 1 + self._of_others(self._num, request, num)
+        before_s = all_s - takes_s + self._of_others(self._takes_s, request, all_s)
+        more_s = self._more_s / self._num_seen if self.is_known else 0.0
+        runs_s = max(0.0, self._ran_s + more_s - (now - self._last_at)) if self.is_known else 0.0
+        wait_s = runs_s + max(0.0, before_s + before * more_s)
+        return Turn(round(before), wait_s, wait_s + takes_s)
+
+    def _of_others(self, counted: Mapping[str, float], request: Request, own: float) -> float:
+        """Return what other callers get before a caller has got `own`: each as much in turn, by its weight."""
+        each, caller = own / request.weight, request.caller
+        return sum(min(size, each * self._weights[other]) for other, size in counted.items() if other != caller)
+
+    def join(self, request: Request, takes_s: float, first_s: float, now: float) -> None:
+        """Add a chat; its prompt takes `takes_s`, and its first token is expected after `first_s`."""
+        if not self._waiting and now - self._last_at > _KNOWN_S:
+            self._more_s, self._num_seen, self._num_learnt = 0.0, 0.0, 0
+        self._waiting[request.id] = _Waiting(request, takes_s, now + first_s)
+        self._num[request.caller] += 1
+        self._takes_s[request.caller] = self._takes_s.get(request.caller, 0.0) + takes_s
+        self._weights[request.caller] = request.weight
+
+    def begin(self, request: str, now: float) -> None:
+        """Note that the prompt of a chat begins, and learn from the time since the one before."""
+        if (waiting := self._waiting.get(request)) is None:
             return
-        before_at = self._began_at
-        self.left(request)
-        if before_at is not None:
-            self._took_s = _KEPT * self._took_s + now - before_at
-            self._took_alone_s = _KEPT * self._took_alone_s + self._runs_s
+        if self._begun_at is not None:
+            self._more_s = _KEPT * self._more_s + now - self._begun_at - self._ran_s
+            self._num_seen = _KEPT * self._num_seen + 1
             self._num_learnt += 1
-        self._began_at, self._left_at, self._runs_s = now if self._alone_s else None, now, alone_s
+        self.leave(request)
+        self._last_at, self._ran_s = now, waiting.takes_s
+        self._begun_at = now if self._waiting else None
 
-    def left(self, request: str) -> None:
-        self._turn_at.pop(request, None)
-        self.work_s -= self._alone_s.pop(request, 0.0)
-        if not self._alone_s:
-            self.work_s, self._began_at = 0.0, None
-
-    def places(self, waiting: Sequence[Request], queue_s: float) -> Iterator[Place]:
-        """Yield the places of a worker's chats in line; `waiting` are all real-time prompts that have not begun there,
-        in order of arrival, and together they take `queue_s`, by the worker's own reckoning."""
-        alone_s = {request.id: self._time_of(request) for request in waiting}
-        if not (all_s := sum(alone_s.values())):
+    def leave(self, request: str) -> None:
+        if (waiting := self._waiting.pop(request, None)) is None:
             return
-        pace = queue_s / all_s if self.pace is None else self.pace
-        weights = {request.caller: request.weight for request in waiting}
-        before, ran_s = Counter[str](), dict.fromkeys(weights, 0.0)  # by caller, as the walk goes on
-        numbers, sizes_s = Counter(request.caller for request in waiting), dict.fromkeys(weights, 0.0)
-        for request in waiting:
-            sizes_s[request.caller] += alone_s[request.id]
-        for request in waiting:
-            caller = request.caller
-            ran_s[caller] += alone_s[request.id]
-            if request.id in self._alone_s:
-                num = before[caller] + _of_others(numbers, weights, caller, before[caller] + 1)
-                first_s = pace * (ran_s[caller] + _of_others(sizes_s, weights, caller, ran_s[caller]))
-                yield Place(request.id, request.attempt, round(num), first_s)
-            before[caller] += 1
-
-    def _time_of(self, request: Request) -> float:
-        """Return the time of a prompt alone; of one that asked for a promise only its length is known here."""
-        known_s = self._alone_s.get(request.id)
-        if known_s is not None or not self._alone_s:
-            return known_s or 0.0
-        return self.work_s / len(self._alone_s)
+        caller = waiting.request.caller
+        self._num[caller] -= 1
+        self._takes_s[caller] -= waiting.takes_s
+        if not self._num[caller]:
+            del self._num[caller], self._takes_s[caller], self._weights[caller]
+        if not self._waiting:
+            self._begun_at = None
 
 
-def _of_others(counted: Mapping[str, float], weights: Mapping[str, int], caller: str, own: float) -> float:
-    """Return what other callers have before a caller has had `own`: each gets as much in turn, by its weight."""
-    each = own / weights[caller]
-    return sum(min(size, each * weights[other]) for other, size in counted.items() if other != caller)
+class Lines:
+    """The line of each worker."""
+
+    def __init__(self) -> None:
+        self._of: defaultdict[str, Line] = defaultdict(Line)
+        self._at: dict[str, str] = {}  # chat in line -> its worker
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def of(self, worker: str | None) -> Line:
+        return self._of[worker or ""]
+
+    def join(self, worker: str, request: Request, takes_s: float, first_s: float, now: float) -> None:
+        self.leave(request.id)
+        self._of[worker].join(request, takes_s, first_s, now)
+        self._at[request.id] = worker
+
+    def begin(self, request: str, now: float) -> None:
+        if (worker := self._at.pop(request, None)) is not None:
+            self._of[worker].begin(request, now)
+
+    def leave(self, request: str) -> None:
+        if (worker := self._at.pop(request, None)) is not None:
+            self._of[worker].leave(request)
+
+    def turns(self, now: float) -> Iterator[tuple[Request, Turn]]:
+        for line in self._of.values():
+            yield from line.turns(now)

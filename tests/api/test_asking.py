@@ -126,3 +126,12 @@ def test_the_bar_is_there_while_nothing_has_an_answer_yet(monkeypatch: pytest.Mo
         server.replies = [full(retry_after="0.3"), WHOLE]
         LLM(url=server.url).generate("Hi")
     assert "] 0 of 1" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("way", ["stream", "astream"])
+def test_a_stream_that_waits_says_its_place(way: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once on what is no terminal, and never what other servers write into comments."""
+    with scripted() as server:
+        server.replies = [streamed("fine", waits=["ping", "3 before you, about 12 s", "1 before you, about 4 s"])]
+        assert WAYS[way](LLM(url=server.url)) == "fine"
+    assert capsys.readouterr().err == "3 before you, about 12 s\n"

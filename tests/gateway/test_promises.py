@@ -258,18 +258,22 @@ def test_a_refusal_gives_the_routers_reason(text: TextModel, stream: bool) -> No
 PLACES = (Delivered((), None, place=InLine(3, 12.34)), Delivered((), None, place=InLine(0, 4.0)))
 
 
-@pytest.mark.parametrize("choices", [1, 2])
-def test_a_stream_that_waits_in_line_says_its_place_in_comments(
-    text: TextModel, hello: tuple[int, ...], choices: int
-) -> None:
+def test_a_stream_that_waits_in_line_says_its_place_in_comments(text: TextModel, hello: tuple[int, ...]) -> None:
     """Proxies keep the stream open, clients skip the comments, and people see that something happens."""
     gateway = Gateway(text, FakeOwner(*PLACES, hello))
-    for answer in (gateway.chat(stream=True, n=choices), gateway.complete(stream=True, n=choices)):
+    for answer in (gateway.chat(stream=True), gateway.complete(stream=True)):
         comments = [line for line in answer.text.split("\n\n") if line.startswith(":")]
         assert comments == [": 3 before you, about 13 s", ": 0 before you, about 4 s"]
         assert (answer.headers["x-queue-before"], answer.headers["x-queue-wait-s"]) == ("3", "12.3")
-        assert "server-timing" not in answer.headers
+        assert "server-timing" not in answer.headers, "there are no times yet"
         assert answer.text.endswith("data: [DONE]\n\n")
+
+
+def test_a_stream_of_several_choices_says_none(text: TextModel, hello: tuple[int, ...]) -> None:
+    """One of them may still be refused, by a status."""
+    answer = Gateway(text, FakeOwner(*PLACES, hello)).chat(stream=True, n=2)
+    assert ":" not in {block[:1] for block in answer.text.split("\n\n")}
+    assert (answer.headers["x-queue-before"], answer.headers["x-queue-wait-s"]) == ("3", "12.3")
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])

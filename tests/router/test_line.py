@@ -15,7 +15,7 @@ from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import TimerFired
 from alignedserve.protocol.messages import Backlog, Infeasible, InLine, Place, Prefill, Progress, Refused, Submit
 from alignedserve.router.placing.admission import Admission, Queues, WorkAhead
-from alignedserve.router.placing.line import Line
+from alignedserve.router.placing.line import Line, Lines, Turn
 from alignedserve.router.state import RouterCore
 from alignedserve.scheduling.policy import Policy
 from tests.router.routers import LIMITS, serving
@@ -35,83 +35,121 @@ def asked(name: str, prompt: int = 100) -> Request:
     return request(name, prompt=prompt)
 
 
-class TestPace:
-    def line(self, *alone_s: float) -> Line:
-        """Return a line of chats c0, c1, ... with prompts of these times."""
-        line = Line()
-        for number, seconds in enumerate(alone_s):
-            line.joined(f"c{number}", seconds, 0.0, 0.0)
-        return line
-
-    @given(st.floats(0.2, 20.0), st.lists(st.floats(0.1, 100.0), min_size=5, max_size=40))
-    def test_it_is_how_much_longer_prompts_take_than_alone(self, times: float, alone_s: list[float]) -> None:
-        line, now = self.line(*alone_s), 0.0
-        for number, seconds in enumerate(alone_s):
-            assert line.work_s == pytest.approx(sum(alone_s[number:]))
-            line.began(f"c{number}", now)
-            now += times * seconds
-        assert line.pace == pytest.approx(times)
-
-    def test_a_few_begins_say_nothing(self) -> None:
-        line = self.line(1.0, 1.0, 1.0, 1.0)
-        for number in range(3):
-            line.began(f"c{number}", 2.0 * number)
-        assert line.pace is None
-        line.began("c3", 6.0)
-        assert line.pace == pytest.approx(2.0)
-
-    def test_time_in_which_nobody_was_in_line_does_not_count(self) -> None:
-        line = self.line(1.0, 1.0, 1.0, 1.0)
-        for number in range(4):
-            line.began(f"c{number}", 2.0 * number)
-        line.joined("d", 1.0, 0.0, 30.0)
-        line.began("d", 30.1)
-        assert line.pace == pytest.approx(2.0)
-
-    def test_a_line_that_was_empty_for_a_minute_has_another_pace(self) -> None:
-        line = self.line(1.0, 1.0, 1.0, 1.0)
-        for number in range(4):
-            line.began(f"c{number}", 2.0 * number)
-        line.joined("d", 1.0, 0.0, 67.0)
-        assert line.pace is None
-
-    def test_who_leaves_takes_its_work_along(self) -> None:
-        line = self.line(1.0, 2.0)
-        line.left("c0")
-        line.left("c0")
-        assert (line.work_s, len(line)) == (2.0, 1)
+def line_of(*waiting: Request, more_s: float | None = None, at: float = 0.0) -> Line:
+    """Return a line of these chats, of which each token takes TOKEN_S; prompts before them took `more_s` longer."""
+    line = Line()
+    if more_s is not None:
+        earlier = [chat(f"e{number}") for number in range(5)]
+        for of in earlier:
+            line.join(of, 1.0, 0.0, at)
+        line.join(chat("last"), 1.0, 0.0, at)
+        for number, of in enumerate(earlier):
+            line.begin(of.id, at - (5 - number) * (1.0 + more_s))
+    for of in waiting:
+        line.join(of, TOKEN_S * len(of.prompt), 0.0, at)
+    line.leave("last")
+    return line
 
 
-class TestPlaces:
-    def places(self, *waiting: Request, queue_s: float = 10.0) -> dict[str, Place]:
-        line = Line()
-        for of in waiting:
-            if not of.slo.is_asked:
-                line.joined(of.id, TOKEN_S * len(of.prompt), 0.0, 0.0)
-        return {place.request: place for place in line.places(waiting, queue_s)}
+def turns(line: Line, now: float = 0.0) -> dict[str, Turn]:
+    return {of.id: turn for of, turn in line.turns(now)}
 
+
+class TestTurns:
     def test_a_line_of_one_caller_is_in_order(self) -> None:
-        found = self.places(chat("a"), chat("b"), chat("c", prompt=200))
-        assert [(place.num_before, place.seconds) for place in found.values()] == [(0, 2.5), (1, 5.0), (2, 10.0)]
+        found = turns(line_of(chat("a"), chat("b"), chat("c", prompt=200)))
+        assert found == {"a": Turn(0, 0.0, 1.0), "b": Turn(1, 1.0, 2.0), "c": Turn(2, 2.0, 4.0)}
 
     def test_callers_take_turns(self) -> None:
         """A caller with three chats does not hold up one with a single chat."""
-        found = self.places(*(chat(name, caller="x") for name in "abc"), chat("d", caller="y"))
-        assert {name: place.num_before for name, place in found.items()} == {"a": 1, "b": 2, "c": 3, "d": 1}
-        assert found["d"].seconds == pytest.approx(5.0)
+        line = line_of(*(chat(name, caller="x") for name in "abc"), chat("d", caller="y"))
+        assert {name: turn.num_before for name, turn in turns(line).items()} == {"a": 1, "b": 2, "c": 3, "d": 1}
 
-    def test_prompts_that_asked_for_a_promise_are_before_it_and_told_nothing(self) -> None:
-        assert {name: place.num_before for name, place in self.places(asked("a"), chat("b")).items()} == {"b": 1}
+    def test_a_chat_that_comes_has_the_turn_that_it_is_told_later(self) -> None:
+        for new in (chat("new", caller="y"), chat("new", caller="x"), chat("new", prompt=50, caller="z")):
+            line = line_of(*(chat(name, caller="x") for name in "abc"), chat("d", caller="y"), more_s=0.5)
+            before = line.turn(new, 1.0, 0.0)
+            line.join(new, 1.0, 0.0, 0.0)
+            assert turns(line)["new"] == before
+
+    def test_a_caller_of_twice_the_weight_has_half_as_much_before_it(self) -> None:
+        many = [chat(f"c{number}", caller="x") for number in range(8)]
+        heavy = replace(chat("a", caller="y"), weight=2)
+        assert line_of(*many).turn(heavy, 2.0, 0.0).wait_s == pytest.approx(1.0)
 
     @given(st.lists(st.tuples(st.integers(1, 5000), st.sampled_from("xyz")), min_size=1, max_size=30))
     def test_nobody_waits_for_longer_than_all_take(self, sizes: list[tuple[int, str]]) -> None:
         chats = [chat(f"c{at}", size, caller) for at, (size, caller) in enumerate(sizes)]
-        found = self.places(*chats)
-        assert all(0 < place.seconds <= 10.0 + 1e-9 and place.num_before < len(chats) for place in found.values())
-        assert max(place.seconds for place in found.values()) == pytest.approx(10.0)
+        line = line_of(*chats)
+        found, all_s = turns(line), TOKEN_S * sum(size for size, _ in sizes)
+        assert line.takes_s == pytest.approx(all_s)
+        assert all(0 < turn.first_s <= all_s + 1e-9 and turn.num_before < len(chats) for turn in found.values())
+        assert max(turn.first_s for turn in found.values()) == pytest.approx(all_s)
         for caller in "xyz":
-            own = [found[of.id] for of in chats if of.caller == of.salt and of.salt.startswith(caller)]
-            assert [place.seconds for place in own] == sorted(place.seconds for place in own)
+            own = [found[of.id].first_s for of in chats if of.salt.startswith(caller)]
+            assert own == sorted(own), "in order within"
+        for of in chats:
+            line.leave(of.id)
+            line.leave(of.id)
+        assert (len(line), line.takes_s) == (0, 0.0)
+
+
+class TestLearntWaits:
+    def test_what_prompts_take_longer_counts_for_each_before(self) -> None:
+        """The prompt that began last runs for 1.5 s, and each of the others takes half a second more than alone."""
+        found = turns(line_of(chat("a"), chat("b"), chat("c"), more_s=0.5, at=10.0), 10.0)
+        assert [turn.wait_s for turn in found.values()] == pytest.approx([0.0, 1.5, 3.0])
+
+    def test_what_is_left_of_the_prompt_that_runs_counts_too(self) -> None:
+        line = line_of(chat("a"), chat("b"), more_s=0.5, at=10.0)
+        line.begin("a", 10.0)
+        assert line.turn(chat("new"), 1.0, 10.5).wait_s == pytest.approx(1.0 + 1.5)
+
+    def test_a_line_that_waits_for_seats_says_little_of_long_prompts(self) -> None:
+        """Prompts of 0.02 s begin once a second, as answers end: one of 2 s does not take 100 s."""
+        line, now = Line(), 0.0
+        for number in range(40):
+            line.join(chat(f"c{number}"), 0.02, 0.0, now)
+        for number in range(20):
+            line.begin(f"c{number}", now := now + 1.0)
+        line.join(chat("long"), 2.0, 0.0, now)
+        assert line.turn(chat("new"), 0.02, now).wait_s == pytest.approx(1.0 + 20 * 1.0 + 1.98 + 1.0, rel=0.05)
+
+    def test_a_few_begins_say_nothing(self) -> None:
+        line = line_of(chat("a"), chat("b"), chat("c"), chat("d"))
+        for number, name in enumerate("abc"):
+            line.begin(name, 2.0 * number)
+        assert not line.is_known
+        line.begin("d", 6.0)
+        assert line.is_known
+
+    def test_time_in_which_nobody_was_in_line_does_not_count(self) -> None:
+        line = line_of(more_s=0.5, at=10.0)
+        line.join(chat("a"), 1.0, 0.0, 40.0)
+        line.begin("a", 40.1)
+        line.join(chat("b"), 1.0, 0.0, 42.0)
+        assert turns(line, 42.0)["b"].wait_s == 0.0
+        assert line.turn(chat("c"), 1.0, 42.0).wait_s == pytest.approx(1.5)
+
+    def test_after_a_minute_without_a_line_all_is_forgotten(self) -> None:
+        line = line_of(more_s=30.0, at=10.0)
+        for number in range(5):
+            line.join(chat(f"c{number}"), 1.0, 0.0, 100.0)
+        assert not line.is_known
+        for number in range(4):
+            line.begin(f"c{number}", 101.0 + 1.2 * number)
+        assert line.turn(chat("new"), 1.0, 104.6).wait_s == pytest.approx(1.2 + 1.2)
+
+    def test_each_worker_has_its_own(self) -> None:
+        lines = Lines()
+        for name, worker in (("a", "decode-0"), ("b", "decode-1"), ("c", "decode-1")):
+            lines.join(worker, chat(name), 1.0, 0.0, 0.0)
+        assert {of.id: turn.num_before for of, turn in lines.turns(0.0)} == {"a": 0, "b": 0, "c": 1}
+        lines.join("decode-0", chat("c"), 1.0, 0.0, 0.0)  # its next attempt
+        lines.begin("b", 1.0)
+        lines.leave("gone")
+        assert {of.id: turn.num_before for of, turn in lines.turns(1.0)} == {"a": 0, "c": 1}
+        assert len(lines) == 2
 
 
 def ahead(prompts_s: float, prompt: int = 100) -> WorkAhead:
@@ -151,21 +189,17 @@ class TestPatience:
     def test_who_asked_for_a_promise_passes_the_line(self) -> None:
         found = self.admission()
         for number in range(20):
-            found.opened(chat(f"c{number}"))
-            found.queued(chat(f"c{number}"))
+            found.lines.join("decode-0", chat(f"c{number}"), 1.0, 0.0, 0.0)
         assert found.refusal(asked("a"), ahead(20.0), 0.0) is None
         assert found.refusal(asked("b"), ahead(24.0), 0.0) is not None, "4 s of them are of others that asked"
 
     def test_the_line_s_own_pace_counts(self) -> None:
-        """30 prompts of a second wait, and the last ones took three times as long as alone."""
+        """30 prompts of a second wait, and the last ones took three seconds each."""
         found = self.admission()
         for number in range(34):
-            found.opened(chat(f"c{number}"))
-            found.queued(chat(f"c{number}"))
-            found.line.joined(f"c{number}", 1.0, 0.0, 0.0)
+            found.lines.join("decode-0", chat(f"c{number}"), 1.0, 0.0, 0.0)
         for number in range(4):
-            found.line.began(f"c{number}", 3.0 * number)
-            found.began(f"c{number}")
+            found.lines.begin(f"c{number}", 3.0 * number)
         refusal = found.refusal(chat("a"), ahead(30.0), 12.0)
         assert refusal is not None
         assert refusal.retry_after_s == pytest.approx(3 * 30 + 1 - 60)
@@ -181,7 +215,7 @@ class TestPatience:
             now, number, tries = heappop(events)
             while line and line[0][0] <= now:
                 began_at, _, name = line.pop(0)
-                found.line.began(name, began_at)
+                found.lines.begin(name, began_at)
                 found.began(name)
             size = prompts[number]
             new = chat(f"c{number}", size, tries=tries)
@@ -190,7 +224,7 @@ class TestPatience:
             if refusal is None:
                 found.opened(new)
                 found.queued(new)
-                found.line.joined(new.id, size * TOKEN_S, 0.0, now)
+                found.lines.join("decode-0", new, size * TOKEN_S, 0.0, now)
                 line.append((max(now, free_at), size, new.id))
                 free_at = max(now, free_at) + size * token_s
             elif tries < 2:
@@ -249,7 +283,7 @@ class TestRouter:
             self.submit(busy, chat(name))
         busy.handle(said("decode-0", replace(self.BUSY, backlog=Backlog(8.0, TOKEN_S, 8.0, TOKEN_S, TOKEN_S))), 7.5)
         [told] = self.sent(busy.handle(TimerFired("refresh"), 8.0), InLine)
-        assert told == InLine((Place("a", 0, 0, 3.75), Place("b", 0, 1, 7.5)))
+        assert told == InLine((Place("a", 0, 0, 16.0), Place("b", 0, 1, 17.0)))
         busy.handle(said("decode-0", replace(self.BUSY, joined=(("a", 0),))), 8.5)
         [told] = self.sent(busy.handle(TimerFired("refresh"), 9.0), InLine)
         assert isinstance(told, InLine)

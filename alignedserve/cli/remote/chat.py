@@ -9,7 +9,6 @@ user's line ──▶ ChatSession.turn ──▶ ChatApi.answer ──▶ POST /
 from __future__ import annotations
 
 import math
-import re
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -22,11 +21,20 @@ import httpx
 from alignedserve.cli.remote.options import ChatOptions
 from alignedserve.cli.terminal.progress import StatusLine
 from alignedserve.errors import ChatError
-from alignedserve.http_client import CONTROL, DONE, PATIENCE_S, SILENCE_S, RemoteServer, api_at, complaint, one_line
+from alignedserve.http_client import (
+    CONTROL,
+    DONE,
+    PATIENCE_S,
+    PLACE,
+    SILENCE_S,
+    RemoteServer,
+    api_at,
+    complaint,
+    one_line,
+)
 
 Message: TypeAlias = dict[str, str]
 
-_PLACE = re.compile(r"\d+ before you, about \d+ s")  # the comment of a stream that waits for its turn
 _COMMANDS = "/reset forgets the chat, /system TEXT sets the system prompt, /quit or Ctrl-D ends, Ctrl-C interrupts"
 
 
@@ -191,7 +199,7 @@ class ChatApi(RemoteServer):
             raise ChatError(f"{self.url} ended its answer early")
 
     def comment(self, text: str) -> None:
-        if _PLACE.fullmatch(text):  # others' servers write comments of other kinds
+        if PLACE.fullmatch(text):  # others' servers write comments of other kinds
             self._status.show(text)
 
     def wait(self, pause_s: float, refusal: httpx.Response) -> None:
