@@ -31,6 +31,11 @@ def code_command(code: str) -> list[str]:
     return [sys.executable, "-c", f"import sys\nsys.path[:] = [*filter(None, sys.path), {ABOVE!r}]\n{code}"]
 
 
+def pip_command() -> str:
+    """Return the command of this Python's own pip, for a person to type."""
+    return f"{sys.executable} -m pip"
+
+
 def _is_safe() -> bool:
     """Return whether Python itself has left the first entry out of the path."""
     return bool(getattr(sys.flags, "safe_path", False))

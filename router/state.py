@@ -624,9 +624,11 @@ class RouterCore:
             return [Send(worker.name, Prefill(request, decode))]
         turn = self._admission.turn(request, ahead, now)
         takes_s = max(ahead.prompt_s, ahead.loaded_s)
-        self._admission.lines.join(worker.name, request, takes_s, turn.first_s, now)
+        planned_s = self._admission.lines.join(worker.name, request, takes_s, turn.first_s, now)
         self._move(opened, worker, Fact.PLACED, now, turn)
-        commands: list[Command] = [Send(worker.name, Prefill(_with_due(request, turn, now), decode))]
+        if turn.wait_s > 0.0 or planned_s > turn.first_s:
+            request = _with_due(request, planned_s, now)
+        commands: list[Command] = [Send(worker.name, Prefill(request, decode))]
         if turn.wait_s >= TOLD_S:
             place = Place(request.id, request.attempt, turn.num_before, turn.first_s)
             commands.append(Send(request.owner, InLine((place,))))
@@ -709,12 +711,10 @@ class RouterCore:
         self._decisions.note(Kind.PREDICTED, request, tokens=estimate.mean, number=estimate.upper)
 
 
-def _with_due(request: Request, turn: Turn, now: float) -> Request:
+def _with_due(request: Request, planned_s: float, now: float) -> Request:
     """Return the request as its worker plans it: a chat in line is due when its turn comes, later by its ttft.
 
     So chats in line have their dues in the order in which they came, and none is late as long as the line moves as
     predicted. What counts as kept, for metrics and for the number of workers, is the request's own slo."""
-    if turn.wait_s <= 0.0:
-        return request
-    ttft_s = max(0.0, now - request.arrival_at) + turn.first_s + request.slo.ttft_s
+    ttft_s = max(0.0, now - request.arrival_at) + planned_s + request.slo.ttft_s
     return replace(request, slo=replace(request.slo, ttft_s=ttft_s))

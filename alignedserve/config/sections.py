@@ -368,7 +368,7 @@ class ScheduleConfig:
         above=0,
         most=1,
     )
-    refuse_ttfts: float = setting(
+    refuse_ttfts: float = experiment(
         DEFAULT_POLICY.refuse_ttfts,
         "in a burst, refuse a chat that would wait for others for more than this multiple of its ttft; 0 refuses none",
         least=0,

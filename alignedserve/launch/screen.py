@@ -124,9 +124,11 @@ def _promise(config: Config) -> str:
         time.sleep(READY_LOOK_S)
     ttft_ms = told["ttft_ms"] if told else config.slo.ttft_ms or 1e3 * Slo().ttft_s
     tbt_ms = told["tbt_ms"] if told else config.slo.tbt_ms or 1e3 * Slo().tbt_s
-    is_asked = config.slo.ttft_ms is not None or config.slo.tbt_ms is not None
-    whose = "" if is_asked else " (what this machine keeps; --slo-ttft-ms asks for less)"
-    return f"promise: {Slo(ttft_ms / 1e3, tbt_ms / 1e3).in_words}{whose}\n"
+    promise = f"promise: {Slo(ttft_ms / 1e3, tbt_ms / 1e3).in_words}"
+    if config.slo.ttft_ms is not None or config.slo.tbt_ms is not None:
+        return f"{promise}\n"
+    line = f"line: chats beyond that wait in order, up to {config.server.patience_s:g} s (--patience-s)"
+    return f"{promise} (what this machine keeps; --slo-ttft-ms asks for less)\n{line}\n"
 
 
 def _greeting(config: Config) -> str:
@@ -146,11 +148,12 @@ def _greeting(config: Config) -> str:
     has_keys = config.server.api_key or config.server.keys_file
     key = ' -H "Authorization: Bearer $ALIGNEDSERVE_SERVER_API_KEY"' if has_keys else ""
     url = url_of(config)
+    chat = f"{url}/ to chat, " if shapes.generates else ""
     port = "" if config.server.port == ServerConfig().port else f" --port {config.server.port}"
     demo = "demo: a tiny model that can count; its other answers are nonsense\n" if folder == DEMO_FOLDER else ""
     return (
         f"serving {model} on {url}\n{_promise(config) if shapes.generates else ''}"
-        f"{demo}pages: {url}/ to chat, {url}/dashboard to watch, {url}/docs to try the API\n"
+        f"{demo}pages: {chat}{url}/dashboard to watch, {url}/docs to try the API\n"
         f"try: curl -N {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'\n"
         f"stop: Ctrl-C, or alignedserve stop{port}"
     )

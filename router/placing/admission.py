@@ -394,7 +394,7 @@ class Admission:
         if turn.first_s <= most_s:
             return None
         why = f"the server is full: with {turn.num_before} chats before it, its first token would come in about"
-        why += f" {turn.first_s:.0f} s, and it may wait for {most_s:.0f} s (server.patience_s)"
+        why += f" {turn.first_s:.0f} s, and it may wait for {most_s:.0f} s (--patience-s)"
         return Refusal(Rejection.LATE, why, turn.first_s - most_s)
 
     def _too_late(self, request: Request, ahead: WorkAhead, before: Returns, now: float) -> Refusal | None:

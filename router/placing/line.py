@@ -50,6 +50,7 @@ class Line:
         self._waiting: dict[str, _Waiting] = {}
         self._num, self._takes_s = Counter[str](), dict[str, float]()  # by caller
         self._weights: dict[str, int] = {}
+        self._last_first_at: dict[str, float] = {}  # caller -> the latest first token that was planned for its chats
         self._begun_at: float | None = None  # the newest begin, if others were in line then
         self._ran_s = 0.0  # what the prompt takes that began then
         self._last_at = 0.0  # when the newest prompt began, in any case
@@ -99,14 +100,19 @@ class Line:
         each, caller = own / request.weight, request.caller
         return sum(min(size, each * self._weights[other]) for other, size in counted.items() if other != caller)
 
-    def join(self, request: Request, takes_s: float, first_s: float, now: float) -> None:
-        """Add a chat; its prompt takes `takes_s`, and its first token is expected after `first_s`."""
+    def join(self, request: Request, takes_s: float, first_s: float, now: float) -> float:
+        """Add a chat; its prompt takes `takes_s`, and its first token is expected after `first_s`. Return the time that
+        its worker plans for: never before the caller's earlier chats, whose waits may have been predicted longer."""
         if not self._waiting and now - self._last_at > _KNOWN_S:
             self._more_s, self._num_seen, self._num_learnt = 0.0, 0.0, 0
         self._waiting[request.id] = _Waiting(request, takes_s, now + first_s)
         self._num[request.caller] += 1
         self._takes_s[request.caller] = self._takes_s.get(request.caller, 0.0) + takes_s
         self._weights[request.caller] = request.weight
+        self._last_first_at[request.caller] = planned_at = max(
+            now + first_s, self._last_first_at.get(request.caller, 0.0)
+        )
+        return planned_at - now
 
     def begin(self, request: str, now: float) -> None:
         """Note that the prompt of a chat begins, and learn from the time since the one before."""
@@ -127,7 +133,7 @@ class Line:
         self._num[caller] -= 1
         self._takes_s[caller] -= waiting.takes_s
         if not self._num[caller]:
-            del self._num[caller], self._takes_s[caller], self._weights[caller]
+            del self._num[caller], self._takes_s[caller], self._weights[caller], self._last_first_at[caller]
         if not self._waiting:
             self._begun_at = None
 
@@ -145,10 +151,10 @@ class Lines:
     def of(self, worker: str | None) -> Line:
         return self._of[worker or ""]
 
-    def join(self, worker: str, request: Request, takes_s: float, first_s: float, now: float) -> None:
+    def join(self, worker: str, request: Request, takes_s: float, first_s: float, now: float) -> float:
         self.leave(request.id)
-        self._of[worker].join(request, takes_s, first_s, now)
         self._at[request.id] = worker
+        return self._of[worker].join(request, takes_s, first_s, now)
 
     def begin(self, request: str, now: float) -> None:
         if (worker := self._at.pop(request, None)) is not None:

@@ -152,7 +152,7 @@ def test_help_all_says_what_each_section_is_for(served: list[Config], capsys: py
 def test_settings_stay_few() -> None:
     """Each new setting is one more for every user to read. What only presets change is no setting (setting.py).
 
-    The 69th is `schedule.slo_scale`: nothing else lets a user say how early tokens are to come."""
+    The newest is `server.patience_s`; `schedule.refuse_ttfts` went, since who asks for nothing waits in line."""
     assert len(settings()) <= 69
 
 

@@ -123,7 +123,7 @@ async def streamed(
         last = ""
         async for line in answer.aiter_lines():
             last = line or last
-            if line and line != "data: [DONE]":
+            if line and line != "data: [DONE]" and not line.startswith(":"):  # a place in line
                 chunk = json.loads(line.removeprefix("data: "))
                 assert "error" not in chunk, chunk
                 yield chunk

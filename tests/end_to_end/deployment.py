@@ -57,6 +57,8 @@ LOOK_S = 0.1  # each look at all processes, or at the gateway, takes some millis
 _SERVE = ("serve", "--dtype", "float32", "--served-model-name", NAME)  # later arguments may say otherwise
 # Workers that start do not measure steps and implementations first, each for seconds on all cores.
 _UNMEASURED = ("--profile-s", "0", "--set", "engine.tune_s=0")
+# A slow machine must not refuse requests here: tests/router covers refusals.
+_REFUSES_NONE = ("--set", "schedule.refuse_ttfts=0")
 _SIZES = ("--kv-memory-mb", "512", "--pool-memory-mb", "256")  # tests run side by side
 _LOG_TAIL = 6_000
 # One client for all questions: making a client takes ten times the processor time of a question. Each question has a
@@ -99,6 +101,7 @@ class Deployment:
         given = ["--topology", topology, "--launcher", launcher, "--pool-directory", str(memory)]
         given += _SIZES if is_sized else []
         given += [] if measured else _UNMEASURED
+        given += _REFUSES_NONE
         arguments: list[str | Path] = [model, "--port", "0", *given, *flags]
         options: dict[str, Any] = {"environment": environment, "typed_in": typed_in, "mark": self.mark}
         if launcher == "ray" or by_command:
@@ -322,8 +325,6 @@ def environment_of(mark: str, environment: Mapping[str, str]) -> dict[str, str]:
     env |= {"ALIGNEDSERVE_CACHE_DIRECTORY": _PROFILES.name, "ALIGNEDSERVE_ENGINE_PROFILE_S": "1"}
     # Two threads of so small a model mostly wait for each other, beside other tests on the same cores.
     env |= {} if SOAK else {"ALIGNEDSERVE_ENGINE_THREADS": "1"}
-    # a slow machine must not refuse requests here: tests/router covers refusals
-    env |= {"ALIGNEDSERVE_SCHEDULE_REFUSE_TTFTS": "0"}
     return env | {"ALIGNEDSERVE_JOBS_DIRECTORY": str(Path(_JOBS.name, mark)), **environment}
 
 

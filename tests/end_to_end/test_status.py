@@ -21,8 +21,9 @@ def test_parts_and_what_is_open(deployment: Deployment) -> None:
     wait_until(lambda: "rt: 0 open" in status("--url", deployment.url).stdout, BACK_S, deployment.log)
     said = status("--url", deployment.url, "--wait", "10")
     assert said.returncode == 0, said.stderr
-    first, node, *rest = said.stdout.splitlines()
+    first, promise, node, *rest = said.stdout.splitlines()
     assert first == "ready: demo"
+    assert promise.startswith("promise: first token in ")
     assert node.startswith("node local: ")
     assert {"decode-0", "gateway-0", "router"} <= set(node[12:].split(", "))
     assert [line.partition(" open")[0] for line in rest[:2]] == ["be: 0", "rt: 0"]

@@ -172,7 +172,7 @@ class TestPatience:
         assert (refusal.reason, refusal.retry_after_s) == (Rejection.LATE, pytest.approx(20.0))
         assert refusal.why == (
             "the server is full: with 0 chats before it, its first token would come in about 80 s, and it may wait for"
-            " 60 s (server.patience_s)"
+            " 60 s (--patience-s)"
         )
 
     def test_each_of_those_who_are_to_come_again_is_told_another_time(self) -> None:
@@ -274,9 +274,23 @@ class TestRouter:
         dues = list[float]()
         for at, name in enumerate("abc"):
             (placed,) = self.sent(self.submit(busy, chat(name), 3.0 + at), Prefill)
-            assert isinstance(placed, Prefill)
-            dues.append(placed.request.arrival_at + placed.request.slo.ttft_s)
+            dues.append(self.due(placed))
         assert dues == pytest.approx([25.0, 26.0, 27.0])
+
+    @staticmethod
+    def due(placed: object) -> float:
+        assert isinstance(placed, Prefill)
+        return placed.request.arrival_at + placed.request.slo.ttft_s
+
+    def test_a_later_chat_is_not_due_before_an_earlier_one(self, busy: RouterCore) -> None:
+        """The earlier one's wait was predicted longer than it turned out to be."""
+        (first,) = self.sent(self.submit(busy, chat("a")), Prefill)
+        busy.handle(said("decode-0", replace(self.BUSY, backlog=Backlog(2.0, TOKEN_S, 2.0, TOKEN_S, TOKEN_S))), 4.0)
+        (second,) = self.sent(self.submit(busy, chat("b"), 4.0), Prefill)
+        (other,) = self.sent(self.submit(busy, chat("c", caller="other"), 4.0), Prefill)
+        dues = [self.due(of) for of in (first, second, other)]
+        assert dues[0] <= dues[1]
+        assert dues[2] < dues[0], "another caller's is not behind it"
 
     def test_every_few_seconds_it_is_told_again(self, busy: RouterCore) -> None:
         for name in "ab":

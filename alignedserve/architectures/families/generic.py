@@ -6,7 +6,6 @@ the model (engine/models/transformers_checks.py).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,6 +16,7 @@ from alignedserve.architectures.given import Given
 from alignedserve.architectures.rope import positions_of_short
 from alignedserve.architectures.stored_form import stored_form
 from alignedserve.errors import ModelError, UnsupportedModel
+from alignedserve.safe_path import pip_command
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
@@ -75,7 +75,7 @@ def check_transformers(folder: Path, architecture: str) -> None:
     if find_spec("transformers") is None:
         raise ModelError(
             f"{folder}: {architecture} is run by transformers, which is not installed:"
-            f" {sys.executable} -m pip install 'alignedserve[transformers]'"
+            f" {pip_command()} install 'alignedserve[transformers]'"
         )
 
 
