@@ -30,8 +30,8 @@ MACHINES = {  # name of a machine in the picture -> file with its engines' figur
     "Xeon, AMX": "2026-11-29-engine-amx",
     "Zen 5, older code": "2026-11-21-engine-epyc",
 }
-CROWD: str = ""  # file with what people at once got from one real model; empty until it is measured
-REAL_ENGINES: Mapping[str, str] = {}  # name of a real model in the picture -> file with its engines' figures
+CROWD: str = "2026-11-30-crowd-vnni"  # file with what people at once got from one real model; empty until it is measured
+REAL_ENGINES: Mapping[str, str] = {"Xeon, VNNI": "2026-11-30-engine-vnni-qwen15"}  # name of a real model in the picture -> file with its engines' figures
 OURS, PEER, SLOWER = "#0b84b8", "#8a8f96", "#d9661f"
 INKS = {PICTURE: "#16191d", DARK: "#e8ebef"}  # of text and lines; the ground is the page's own
 
@@ -162,14 +162,14 @@ def _draw_chats(axes: Axes, ink: str) -> None:
 def _draw_crowds(axes: Axes, ink: str) -> None:
     bars = crowds()
     longest = max(bar.total_s for bar in bars)
-    places = [len(bars) - at + 0.5 * (1 - at % 2) for at in range(len(bars))]  # two of a crowd lie together
+    places = [len(bars) - at + 0.3 * (at % 2) for at in range(len(bars))]  # two of a crowd lie together
     for place, bar in zip(places, bars, strict=True):
         axes.barh(place, bar.total_s, height=0.6, color=OURS if bar.is_ours else PEER)
-        is_inside = bar.total_s > longest / 2
+        is_inside = bar.total_s > 0.6 * longest
         place_x = 0.02 * longest if is_inside else bar.total_s + 0.015 * longest
         axes.text(place_x, place, bar.text, va="center", color="white" if is_inside else ink)
     axes.set_yticks(places, [bar.label for bar in bars])
-    axes.set_xlabel("seconds until all are answered; 500 tokens each, Qwen2.5-Coder 1.5B Q4_K_M, two cores")
+    axes.set_xlabel("seconds until all are answered; Qwen2.5-Coder 1.5B, two cores")
     axes.set_title("People who ask at once", loc="left", weight="bold", pad=16)
 
 
@@ -183,7 +183,7 @@ def _draw_speeds(axes: Axes, ink: str) -> None:
     axes.set_yticks(range(len(measured)), list(reversed(measured)))
     axes.set_ylim(-0.5, len(measured) - 0.35)
     axes.set_xlim(0.8, 3)
-    of = "llama.cpp's, real weights" if REAL_ENGINES else "vLLM 0.32"
+    of = "llama.cpp's" if REAL_ENGINES else "vLLM 0.32"
     axes.set_xlabel(f"tokens/s, times {of}; a dot is a case")
     axes.set_title("The engine alone", loc="left", weight="bold", pad=16)
 

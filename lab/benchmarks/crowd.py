@@ -167,7 +167,8 @@ def measure(args: argparse.Namespace, urls: dict[str, str]) -> None:
         for turn in range(args.rounds):
             for name in list(urls) if turn % 2 == 0 else list(urls)[::-1]:
                 sleep(SETTLES_S)
-                found[name].append(asyncio.run(ask(urls[name], args, people, Random(args.seed + turn))))
+                draw = Random(f"{args.seed}/{people}/{turn}")  # no crowd asks what another has asked
+                found[name].append(asyncio.run(ask(urls[name], args, people, draw)))
         tell(people, found, args.documents > 0)
 
 
