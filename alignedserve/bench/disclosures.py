@@ -18,7 +18,7 @@ NINE = ("boundary", "tokenizer", "stream", "clock", "precision", "quantization",
 
 
 def disclosures(workload: Mixture, in_words: bool, told: Sequence[str] = ()) -> dict[str, str]:
-    """Return the nine facts; those that are `told`, as NAME=TEXT, stand for what the client knows."""
+    """Return the nine facts. A fact in `told`, as NAME=TEXT, replaces what the client knows."""
     words = "prompts are plain words, which the server tokenizes; tokens of answers are counted as the notes say"
     ids = "none: prompts are token ids, drawn from the lowest of the vocabulary"
     known = {

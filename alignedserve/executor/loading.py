@@ -39,7 +39,7 @@ log = logging.getLogger("alignedserve.engine")
 
 
 def use_threads(threads: int | None, workers: int) -> None:
-    """Set the compute threads of this worker, which is one of so many on its machine."""
+    """Set the compute threads of this worker, given the number of workers on its machine."""
     torch.set_num_threads(threads or threads_of_each(workers))
 
 

@@ -16,7 +16,7 @@ from alignedserve.owner.client import Delivered, GivenUp, InLine, Overloaded, Ow
 from alignedserve.shell.event_loop import ENDS, end_tasks
 from alignedserve.tracing.traces import Follow
 
-# With the number of the choice, in the order of the requests; before its first piece may come its place in line.
+# A choice's number and a piece of its answer; before the first piece its place in line may come.
 Numbered: TypeAlias = tuple[int, AnswerPiece | InLine]
 _Arrived: TypeAlias = "asyncio.Queue[Numbered | BaseException | None]"  # None: a task has no more sources
 

@@ -38,7 +38,7 @@ def usable_cores() -> float:
 
 
 def threads_of_each(workers: int) -> int:
-    """Return the compute threads of each of so many workers: its share of the cores, less a core for all else.
+    """Return the compute threads of each worker: its share of the cores, less a core for all else.
 
     With two cores none is left out: it would be half of them, and the other processes use a tenth of a core.
     """

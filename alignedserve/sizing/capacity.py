@@ -102,7 +102,7 @@ def layout(config: Config, model: ModelConfig, left: int | None = None) -> Capac
 
 
 def kv_mb(config: Config, room: Capacity, model: ModelConfig, tokens: int) -> int:
-    """Return the least memory of a device cache for so many tokens, in MB."""
+    """Return the memory that a device cache of `tokens` tokens needs, in MB."""
     engine = config.engine
     of_block = room.kv_bytes(model.share(engine.tensor_parallel_size), engine.block_size)
     return units_for(units_for(tokens, engine.block_size) * of_block, _MIB)

@@ -1,4 +1,4 @@
-"""The line in which chats wait on a worker that asked for no promise: their places, and how fast the line moves.
+"""The line of chats that asked for no promise and wait on a worker: their places, and how fast the line moves.
 
 A chat that asked for nothing is refused only where it would wait for longer than the server's patience. Until then it
 waits in order of arrival, and callers take turns by their weights (worker/caller_shares.py). For example, a caller has
@@ -51,9 +51,9 @@ class Line:
         self._num, self._takes_s = Counter[str](), dict[str, float]()  # by caller
         self._weights: dict[str, int] = {}
         self._last_first_at: dict[str, float] = {}  # caller -> the latest first token that was planned for its chats
-        self._begun_at: float | None = None  # the newest begin, if others were in line then
-        self._ran_s = 0.0  # what the prompt takes that began then
-        self._last_at = 0.0  # when the newest prompt began, in any case
+        self._last_at = 0.0  # when the newest prompt began ...
+        self._ran_s = 0.0  # ... what that prompt takes ...
+        self._begun_at: float | None = None  # ... and again when it began, if others were in line then
         self._more_s, self._num_seen, self._num_learnt = 0.0, 0.0, 0  # sums that forget
 
     def __len__(self) -> int:

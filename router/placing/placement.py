@@ -324,7 +324,7 @@ class Placement:
         """Count the prefill workers that have a prompt; a worker that decodes too may have requests and no prompt."""
         names = [name for name, role in self._roles.items() if role is Role.PREFILL]
         return sum(
-            1 for name in names if (self.wait_s(name, ServiceClass.BE, now) if self._lends else self._num_at[name])
+            1 for name in names if (self._wait_s(name, ServiceClass.BE, now) if self._lends else self._num_at[name])
         )
 
     def decodes_only_elsewhere(self, node: str) -> bool:
@@ -354,7 +354,7 @@ class Placement:
     def least_wait_s(self, role: Role, service: ServiceClass, now: float) -> float:
         """Return the shortest wait for other prompts at any worker."""
         worker = self._least(role, service, now)
-        return 0.0 if worker is None else self.wait_s(worker, service, now)
+        return 0.0 if worker is None else self._wait_s(worker, service, now)
 
     # --- Placement
 
@@ -368,7 +368,7 @@ class Placement:
             return WorkAhead(memory=memory)
         told, work = self._told(worker), self._work(worker, request, known)
         prompt_s, loaded_s = work.seconds(told.prompt_token_s), work.seconds(self._loaded_token_s(worker, request, now))
-        wait_s = self.wait_s(worker, request.service, now) + max(0.0, loaded_s - prompt_s)  # others slow it down too
+        wait_s = self._wait_s(worker, request.service, now) + max(0.0, loaded_s - prompt_s)  # others slow it down too
         return WorkAhead(
             wait_s,
             prompt_s,
@@ -421,7 +421,7 @@ class Placement:
         return tuple(
             WorkerChoice(
                 name,
-                self.wait_s(name, request.service, now),
+                self._wait_s(name, request.service, now),
                 self._prompt_s(name, request, known),
                 self._num_at[name],
                 self._holdings_of(name).tokens,
@@ -450,7 +450,7 @@ class Placement:
         others = [worker for node in nodes for worker in self._run_prompts_at.get(node, ())]
         others += [worker for worker in known.at if self._roles.get(worker) is self._prompts_on]
         first, least_held = least, self._held(least, request.service)
-        first_s = self.wait_s(least, request.service, now) + self._prompt_s(least, request, known)
+        first_s = self._wait_s(least, request.service, now) + self._prompt_s(least, request, known)
         is_first = self._policy.ordering.puts_first(request.service)
         for worker in others:
             prompts = self._prompts.get(worker, _NO_PROMPTS)
@@ -494,7 +494,7 @@ class Placement:
         if mean < self._policy.least_moved or decode is None:
             return False
         lately = self._help[decode]
-        if now - lately.at < HELPED_S or lately.share(now) > MOST_HELP or self.wait_s(decode, ServiceClass.BE, now):
+        if now - lately.at < HELPED_S or lately.share(now) > MOST_HELP or self._wait_s(decode, ServiceClass.BE, now):
             return False
         stays = request.service is ServiceClass.BE and self._holdings_of(worker).tokens <= self._kv_tokens
         return not stays and rooms.most_free >= rooms.blocks(len(request.prompt) + most)
@@ -540,9 +540,9 @@ class Placement:
     def _first_token_s(self, worker: str, request: Request, known: Known, now: float) -> float:
         """Return the seconds until the first token of a request that the worker would get now."""
         loaded_s = self._work(worker, request, known).seconds(self._loaded_token_s(worker, request, now))
-        return self.wait_s(worker, request.service, now) + loaded_s
+        return self._wait_s(worker, request.service, now) + loaded_s
 
-    def wait_s(self, worker: str, service: ServiceClass, now: float) -> float:
+    def _wait_s(self, worker: str, service: ServiceClass, now: float) -> float:
         """Return the wait for the prompts that go before a new prompt of this class."""
         prompts = self._prompts.get(worker, _NO_PROMPTS)
         return max(0.0, prompts.at + prompts.before(self._policy.ordering.puts_first(service)) - now)

@@ -29,7 +29,7 @@ class BertFamily:
 
 
 _ROBERTA = BertFamily("roberta", True, "classifier.dense", DenseActivation.TANH, "classifier.out_proj")
-# By the beginning of the names of their classes.
+# How the name of a class begins -> how such a model is read.
 _FAMILIES = {
     "Bert": BertFamily("bert", False, "bert.pooler.dense", DenseActivation.TANH, "classifier"),
     "Roberta": _ROBERTA,
