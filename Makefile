@@ -18,7 +18,7 @@ CHROMIUM := build/chromium
 HELM := build/helm
 # A shell that forbids Python to keep what it has compiled makes each part start slowly, and triples pytest's collection.
 export PYTHONDONTWRITEBYTECODE =
-.PHONY: serve prepared kernels-elsewhere kernels-of-cpus kernels-of-gpus redis chromium helm smollm2 site check cores warnings near draws test pytest test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types sbom audit clean
+.PHONY: serve prepared kernels-elsewhere kernels-of-cpus kernels-of-gpus redis chromium helm smollm2 site check cores warnings near draws test pytest test-again soak chaos endurance figures digests-everywhere mutants setup setup-serving lint types sbom audit clean
 .DEFAULT_GOAL := test
 # Arguments of the command: make serve ARGS="--topology 1+1 --port 9000"
 ARGS ?=
@@ -32,8 +32,8 @@ setup-serving:
 
 # By the locks, each file by its hash, so that a release of another project changes no result here. torch is pinned too:
 # its build for CPUs (+cpu) is taken where pip is configured with an index or a folder that has it; the public index has
-# the one with CUDA, of some gigabytes. What the locks do not fit is an error where LOCKED is set, as in CI; on a person's
-# machine, which may have Python 3.10 or an index of its own, the newest versions are installed.
+# the one with CUDA, of some gigabytes. What the locks do not fit is an error; UNLOCKED=1 installs the newest versions
+# then, without hashes, as Python 3.10 does, unless LOCKED is set, as in CI.
 $(SERVING): pyproject.toml setup.py tools/install.py $(LOCKS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python tools/install.py --lock serve.txt $(TORCH) --editable .
@@ -45,7 +45,7 @@ $(TESTING): $(SERVING) deploy/locks/dev.txt
 
 # Where the kernels cannot be built, torch computes. Tests try the kernels of every instruction set that the CPU has.
 $(KERNELS): kernels/build.py $(wildcard kernels/csrc/*)
-	$(PYTHON) kernels/build.py --optional --here
+	$(PYTHON) kernels/build.py --optional
 
 $(EVERY_KERNEL): kernels/build.py $(wildcard kernels/csrc/*)
 	$(PYTHON) kernels/build.py --optional --tested
@@ -140,6 +140,12 @@ chaos: setup redis
 # Whether memory, descriptors and latencies stay as they are: make endurance ARGS="--minutes 120"
 endurance: $(SERVING) $(KERNELS)
 	$(BIN)/python -m lab.benchmarks.endurance $(ARGS)
+
+# Whether the default scheduler does what published loads show, beside committed values (lab/benchmarks/figures.jsonl):
+# 20 minutes of two quiet cores. make figures FIGURES="--write 'why they move'"
+FIGURES ?=
+figures: $(TESTING)
+	$(BIN)/python -m lab.benchmarks.figures $(FIGURES)
 
 # Check that runs are the same, byte for byte, under other versions of Python, which have to be installed.
 PYTHONS ?= python3.10 python3.12 python3.13

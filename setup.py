@@ -1,7 +1,10 @@
 """Build the C++ kernels where there is a compiler; everything else is in pyproject.toml.
 
-Without a compiler the package installs too, and computes with torch: `alignedserve doctor` says so. `make` builds the
-kernels while it installs packages, and sets ALIGNEDSERVE_KERNELS_APART so that they are not built twice.
+They are built for this machine's CPU, since who installs from source usually serves here too. With CPU_KERNELS=all they
+are for every CPU of its kind, as a wheel for other machines needs it. With CPU_KERNELS=none they are left out: `make`
+builds them while it installs packages.
+
+Without a compiler the package installs too, and computes with torch: `alignedserve doctor` says so.
 """
 
 from __future__ import annotations
@@ -21,12 +24,14 @@ class BuildKernels(build_ext):
     """Build one plain shared library, which is bound to no Python's ABI, in place of an extension module."""
 
     def build_extension(self, ext: Extension) -> None:
-        if os.environ.get("ALIGNEDSERVE_KERNELS_APART"):
+        if (wanted := os.environ.get("CPU_KERNELS", "here")) not in ("here", "all", "none"):
+            raise SystemExit(f"CPU_KERNELS is {wanted!r}: set it to here, all or none")
+        if wanted == "none":
             return
         library = Path(self.get_ext_fullpath(ext.name))
         library.unlink(missing_ok=True)  # an earlier build in the same folder must not be taken for this one
         try:
-            print(BUILD["build"](library))
+            print(BUILD["build"](library, BUILD["Cpus"](wanted)))
         except BUILD["BuildFailed"] as failure:
             print(f"warning: the C++ kernels were not built, torch will be used in their place: {failure}")
 
@@ -40,7 +45,12 @@ class Wheel(bdist_wheel):
         return "py3", "none", system  # any Python 3, this system
 
 
+# A release names the repository that it comes from (release.yml); a copy of the sources knows none.
+REPOSITORY = os.environ.get("RELEASED_FROM")
+URLS = {"Source": "", "Documentation": "/tree/main/docs", "Changes": "/blob/main/CHANGELOG.md", "Issues": "/issues"}
+
 setup(
+    project_urls={name: REPOSITORY + path for name, path in URLS.items()} if REPOSITORY else {},
     ext_modules=[Extension("alignedserve.kernels.libalignedserve_kernels", sources=[], optional=True)],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": Wheel},
 )

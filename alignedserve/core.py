@@ -588,6 +588,7 @@ class StepResult:
     prompt_logprobs: tuple[tuple[str, tuple[Logprob, ...]], ...] = ()  # of chunks that are scored
     failure: StepFailure | None = None  # then all else is empty
     vectors: tuple[tuple[str, bytes], ...] = ()  # (request, what the opening brings): the token is POOLED
+    masks: tuple[tuple[str, float], ...] = ()  # (request, seconds that its grammar's mask took), where that is much
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import re
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -152,6 +155,8 @@ class RemoteServer:
         try:
             yield
         except (httpx.HTTPError, httpx.InvalidURL) as error:
+            if (why := _tls_fault(error)) is not None:
+                raise self.kind(f"{self.url} {why}") from error
             raise self.lost(error) from error
 
     def checked(self, answer: httpx.Response) -> httpx.Response:
@@ -175,8 +180,10 @@ def options(
     silence_s: float | None = SILENCE_S,
     connect_s: float = CONNECT_S,
     may_take_proxy: bool = True,
+    ca: Path | None = None,
 ) -> dict[str, Any]:
-    """Return the options of an httpx client. It ignores the environment's proxy for servers on this machine."""
+    """Return the options of an httpx client. It ignores the environment's proxy for servers on this machine, and trusts
+    what `trust` says of `ca`."""
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
         raise ConfigError("the API key holds characters that a key cannot have")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -187,8 +194,30 @@ def options(
     except (ValueError, httpx.InvalidURL):
         is_here = False
     trusts = may_take_proxy and not is_here
-    verify = trusts or not url.startswith("http:")  # reading all certificates takes longer than a question
+    # reading all certificates takes longer than a question
+    verify = trust(ca) if trusts or not url.startswith("http:") else False
     return {"headers": headers, "timeout": timeout, "trust_env": trusts, "verify": verify}
+
+
+def trust(ca: Path | None) -> ssl.SSLContext:
+    """Return whose certificates are trusted: the authorities in this file alone, else in SSL_CERT_FILE or SSL_CERT_DIR,
+    else those that Mozilla trusts."""
+    try:
+        return httpx.create_ssl_context() if ca is None else ssl.create_default_context(cafile=ca)
+    except OSError as error:  # an SSLError too
+        file = ca or os.environ.get("SSL_CERT_FILE")
+        raise ConfigError(f"{file} holds no certificates that can be read: {error.strerror or error}") from error
+
+
+def _tls_fault(error: BaseException) -> str | None:
+    """Return why a server that is there cannot be trusted or speaks no TLS; None where that is not the reason."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        why = f"has a certificate that is not trusted ({cause.verify_message})"
+        return f"{why}: name the file of its authority by --ca or SSL_CERT_FILE"
+    return None if cause is None else f"speaks no TLS as it should ({one_line(cause)}): is it http:// there?"
 
 
 def api_at(url: str) -> str:

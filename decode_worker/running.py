@@ -203,10 +203,14 @@ class Stepping(WorkerPart):
         seating = self._memory.seating(0 if self._memory.is_crowded else seats, waiting, at)
         begins = self._memory.context(now + copies_s) if copies_s else at
         order = self._here.order
+        some = decodes
         if len(decodes) <= self._limits.max_batch:  # all have a place
             order.forget()
-        view = StepView(decodes, prompts, waiting, begins, seating, self._here.seated, self._steps.newest, order)
+            some = self._pace.masks.within(decodes, bool(prompts or waiting), self._pace.fit, now)
+        view = StepView(some, prompts, waiting, begins, seating, self._here.seated, self._steps.newest, order)
         selection = self._scheduler.plan(view)
+        if selection.is_empty and len(some) < len(decodes):  # no prompt has a seat
+            selection = self._scheduler.plan(view._replace(decodes=decodes))
         for running in selection.displaced:
             before += self._leaving.preempt(
                 running, PreemptionCause.REAL_TIME, next(iter(selection.admitted), None), is_replaced=True
@@ -376,7 +380,8 @@ class StepEnd(WorkerPart):
         plan = ended.plan
         if event.result.failure is not None:
             return self._fail(plan, ended.paused)
-        self._pace.learn(plan, ended.shape, seconds, self._here.find)
+        if not self._pace.masks.ended(plan, event.result, now):  # or it would say that all steps are so slow
+            self._pace.learn(plan, ended.shape, seconds, self._here.find)
         self._counts.count_step(plan, seconds)
         self._decisions.note_step(plan, seconds)
         for chunk in plan.chunks:  # which decodes are in a step follows from where they are

@@ -157,7 +157,7 @@ class DecodeCore:
         choices = Choices(worker, self.seats)
         self.stepping = self.stepping_kind(worker, self.arrivals, self.seats, choices, self.leaving, self.elsewhere)
         self.step_end = StepEnd(worker, choices, self.owners, self.writing, self.pages)
-        self.idle = IdleTrials(worker, setup.cost is not None)
+        self.idle = IdleTrials(worker, setup.cost is not None, setup.looks_first)
         self.router = RouterLink(worker, self.owners, self.elsewhere)
         here.drop = self.drop
         links = self.arrivals, self.writing, self.seats, self.offering, self.intake, self.owners, self.router

@@ -1,11 +1,11 @@
 """Compile csrc/ into one shared library with a plain C interface, which knows nothing of torch or Python.
 
-Each source is compiled once for each instruction set that the compiler knows, so that one library serves every CPU of
-a kind and chooses at run time. `python kernels/build.py` builds it in place, and installing does so too (setup.py).
-With `--here` only what this machine's CPU would choose is compiled, a third of the work. With `--tested` the library
-has what this CPU can run, and only the set that it would choose is fast. `--elsewhere` builds no library: every second
-set that this CPU cannot run is compiled without optimisation, which shows what a compiler refuses. Only the standard
-library is imported: setup.py and make run this file before anything is installed.
+Each source is compiled once for each instruction set, and the library chooses one at run time. `python
+kernels/build.py` builds it in place for this machine's CPU, and installing does so too (setup.py). With `--all` it is
+for every CPU of a kind, three times the work. With `--tested` the library has what this CPU can run. Only `--all` makes
+fast code of sets that this CPU would not choose. `--elsewhere` builds no library: every second set that this CPU cannot
+run is compiled without optimisation, which shows what a compiler refuses. Only the standard library is imported:
+setup.py and make run this file before anything is installed.
 
 The library says from which sources it was built, and a library from other sources is not used (library.py):
 its kernels might take other arguments than the Python code passes.
@@ -21,8 +21,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -66,6 +68,17 @@ _FLAGS = (
 )  # both only see GCC's own intrinsics
 
 
+_TELLS_S = 5.0  # between two lines that say how far it is
+
+
+class Cpus(Enum):
+    """Say for which CPUs a library is built."""
+
+    HERE = "here"  # the sets that this machine's CPU would choose, and that of any CPU
+    TESTED = "tested"  # all that it can run
+    ALL = "all"  # all that the compiler knows
+
+
 class BuildFailed(Exception):
     """The compiler refused a source; the message is one line."""
 
@@ -74,17 +87,17 @@ class NoCompiler(BuildFailed):
     pass
 
 
-def build(library: Path = LIBRARY, only_here: bool = False, only_tested: bool = False) -> str:
-    """Build the library and return a line that says what was built."""
+def build(library: Path = LIBRARY, cpus: Cpus = Cpus.HERE) -> str:
+    """Build the library and return a line that says what was built; print how far it is."""
     compiler = find_compiler()
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
         sets = [isa for isa in _instruction_sets() if _accepts(compiler, X86.get(isa, ()), folder)]
         best = used_here(compiler, sets)
-        sets = best if only_here else run_here(compiler, sets) if only_tested else sets
+        sets = {Cpus.HERE: best, Cpus.TESTED: run_here(compiler, sets), Cpus.ALL: sets}[cpus]
         (folder / "built_for.h").write_text("".join(f"BUILT_FOR({isa})\n" for isa in sets))
         (folder / "built_from.h").write_text(f'#define BUILT_FROM "{sources()}"\n')
-        fast = best[1:] or best if only_tested else sets
+        fast = sets if cpus is Cpus.ALL else best[1:] or best
         jobs = [job if isa in ("", *fast) else _slow(job) for isa, job in _jobs(sets, folder)]
         _run_all(compiler, jobs)
         objects = [job[-1] for job in jobs]
@@ -110,8 +123,12 @@ def try_elsewhere() -> str:
 
 
 def _run_all(compiler: Sequence[str], jobs: Sequence[list[str]]) -> None:
+    began = told = time.monotonic()
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        list(pool.map(lambda job: _run([*compiler, *_FLAGS, *job]), jobs))
+        for done, _ in enumerate(pool.map(lambda job: _run([*compiler, *_FLAGS, *job]), jobs), 1):
+            if (now := time.monotonic()) - told >= _TELLS_S or done == len(jobs):
+                told = now
+                print(f"C++ kernels: {done} of {len(jobs)} files compiled in {now - began:.0f} s", flush=True)
 
 
 def sources() -> str:
@@ -137,7 +154,7 @@ def find_compiler() -> list[str]:
 def _jobs(sets: Sequence[str], folder: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield what the compiler is given beside the flags of all, with the instruction set or ""."""
     include = f"-I{folder}"
-    for source in sorted(SOURCES.glob("*.cpp")):
+    for source in sorted(SOURCES.glob("*.cpp"), key=lambda source: (-source.stat().st_size, source.name)):  # long first
         for isa in ("",) if source.name == ONCE else sets:
             flags = (include, *X86.get(isa, ()), *([f"-DISA={isa}"] if isa else []))
             yield isa, [*flags, "-c", str(source), "-o", str(folder / f"{source.stem}.{isa}.o")]
@@ -195,12 +212,14 @@ def _run(command: Sequence[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the C++ kernels in place.")
     parser.add_argument("--optional", action="store_true", help="where they cannot be built, say so and end with 0")
-    parser.add_argument("--here", action="store_true", help="only for the CPU of this machine: a third of the work")
-    parser.add_argument("--tested", action="store_true", help="all that this CPU can run")
-    parser.add_argument("--elsewhere", action="store_true", help="only try what other CPUs can run; nothing is kept")
+    cpus = parser.add_mutually_exclusive_group()
+    kinds = {Cpus.ALL: "for every CPU of this kind: three times the work", Cpus.TESTED: "all that this CPU can run"}
+    for which, about in kinds.items():
+        cpus.add_argument(f"--{which.value}", action="store_const", dest="cpus", const=which, help=about)
+    cpus.add_argument("--elsewhere", action="store_true", help="only try what other CPUs can run; nothing is kept")
     options = parser.parse_args()
     try:
-        print(try_elsewhere() if options.elsewhere else build(only_here=options.here, only_tested=options.tested))
+        print(try_elsewhere() if options.elsewhere else build(cpus=options.cpus or Cpus.HERE))
     except BuildFailed as failure:
         if not options.optional:
             sys.exit(str(failure))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from alignedserve.kernels.build import LIBRARY, sources
+from alignedserve.kernels.build import LIBRARY, X86, sources
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as csrc/vectors.h numbers them
 KEPT = DTYPES | {torch.int8: 3}  # of K and V in a cache
@@ -59,6 +59,13 @@ def usable_sets(path: Path = LIBRARY) -> list[str]:
     """Return the instruction sets that the library was built for and this CPU has, from the least to the best."""
     named: bytes = _loaded(path).as_usable()
     return named.decode().split()
+
+
+def lacked_set(path: Path = LIBRARY) -> str | None:
+    """Return the best instruction set of this CPU where the library has none as good: it was built for another CPU."""
+    usable, library = usable_sets(path), _loaded(path)
+    better = [isa for isa in X86 if library.as_cpu_has(isa.encode())][-1:]
+    return None if not better or better[0] in usable else better[0]
 
 
 @cache

@@ -128,6 +128,7 @@ class Recovery:
         self.is_gathering, self.is_on = True, True
         self._awaited: set[str] = set()  # announced members that have not said yet what they have
         self._held: dict[Attempt, Member] = {}  # attempts that no owner has declared yet
+        self.waiting: dict[Attempt, None] = {}  # attempts whose prompts have not begun, as workers said
         self.took_s: float | None = None  # set when the recovery is over
 
     @property

@@ -147,12 +147,13 @@ class RouterCore:
                     commands += self._open_declared(declared, now)
                 if is_last:
                     self._recovery.heard_all(sender)
-            case Received(sender, Holding(attempts, free_blocks, retires, reserved), incarnation) if (
+            case Received(sender, Holding(attempts, free_blocks, retires, reserved, waiting), incarnation) if (
                 known := self._alive(sender, incarnation)
             ):
                 if retires and sender not in self._retiring:
                     commands += self._stop_placing_on(known)
                 commands += self._hear_holding(known, attempts, now)
+                self._recovery.waiting |= dict.fromkeys(waiting)
                 self._placement.note_room(known.name, free_blocks)
                 self._recovery.heard_all(sender)
                 self._suspects.hear_holding(known, reserved)
@@ -315,6 +316,7 @@ class RouterCore:
         if self._predictor_guard is not None and request.pooling is None:
             request = with_length(request, self._predictor_guard, self._limits.policy)
         if known is None and request.attempt == 0:
+            self._placement.asked(request, now)
             ahead = self._placement.ahead_of(request, self._roll.pools, now)
             if (refusal := self._admission.refusal(request, ahead, now, is_line)) is not None:
                 again_s, tokens = refusal.retry_after_s, len(request.prompt)
@@ -401,7 +403,20 @@ class RouterCore:
         held = [key for key in self._recovery.end(now) if self._open.is_unknown(key)]
         unwanted = [command for key in held for command in self._cancel_everywhere(*key)]
         lost = [command for opened in self._nowhere for command in self._give_up(opened)]
+        self._line_up(now)
         return [*unwanted, *lost, *self._send_recovery_time(self._roll.members(Role.GATEWAY))]
+
+    def _line_up(self, now: float) -> None:
+        """Put the chats that wait on workers in line again, in the order in which their owners declared them."""
+        waiting, self._recovery.waiting = self._recovery.waiting, {}
+        for opened in self._open:
+            request = opened.request
+            if request.slo.is_asked or opened.key not in waiting or opened.at is None:
+                continue
+            ahead = self._placement.ahead_of(request, self._roll.pools, now)
+            takes_s = max(ahead.prompt_s, ahead.loaded_s)
+            turn = self._admission.lines.of(opened.at).turn(request, takes_s, now)
+            self._admission.lines.join(opened.at, request, takes_s, turn.first_s, now)
 
     @property
     def _nowhere(self) -> list[OpenRequest]:
@@ -466,6 +481,7 @@ class RouterCore:
                 if not opened.request.slo.is_asked:
                     self._admission.lines.begin(opened.request.id, now)
                 self._admission.began(opened.request.id)
+                self._recovery.waiting.pop(key, None)
                 commands += self._arrive(opened, member, Fact.ARRIVED, now)
         for key in progress.returned:
             commands += self._hear_returned(key, member, now)
@@ -501,7 +517,7 @@ class RouterCore:
                 commands += self._predictions.ended(opened.request, lengths.get(key, 0))
                 self._admission.ends.add(1, now)
                 if opened.request.service is ServiceClass.RT:
-                    self._placement.ended(lengths.get(key, 0))
+                    self._placement.ended(opened.request, lengths.get(key, 0))
                 self._remove(opened, State.ENDED, Fact.ENDED)
         return commands
 

@@ -32,6 +32,7 @@ FLAGS = (
 _OFFLINE = "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 PATIENT_S = 120.0  # more than a browser takes, however slow the machine is
 _LOOK_S = 0.05
+_CODES = {"Backspace": 8, "Enter": 13, "Escape": 27}  # of keys by which the browser itself does something
 _HIGH = 20  # descriptors from here on: the browser's are 3 and 4
 
 
@@ -168,10 +169,28 @@ class Page:
         except PageLeftError:
             return False
 
-    def press(self, key: str) -> None:
-        text = key if len(key) == 1 else ""
-        self.send("Input.dispatchKeyEvent", type="keyDown", key=key, text=text)
-        self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
+    def press(self, key: str, text: str | None = None, modifiers: int = 0) -> None:
+        """Press a key, which types `text`: a letter types itself. Of the modifiers, Shift is 8."""
+        text = text if text is not None else key if len(key) == 1 else ""
+        pressed: dict[str, Any] = {"key": key, "modifiers": modifiers, "windowsVirtualKeyCode": _CODES.get(key, 0)}
+        self.send("Input.dispatchKeyEvent", type="keyDown", text=text, **pressed)
+        self.send("Input.dispatchKeyEvent", type="keyUp", **pressed)
+
+    def type(self, text: str) -> None:
+        """Type a text where the cursor is."""
+        self.send("Input.insertText", text=text)
+
+    def click(self, selector: str) -> None:
+        """Click the first shown element of a selector where a person would: it must be there to be seen."""
+        shown = f"[...document.querySelectorAll({json.dumps(selector)})].find(one => one.checkVisibility())"
+        left, top, width, height = self.value(
+            f"(box => [box.x, box.y, box.width, box.height])({shown}.getBoundingClientRect())"
+        )
+        x, y = left + width / 2, top + height / 2
+        is_seen = self.value(f"{shown}.contains(document.elementFromPoint({x}, {y}))")
+        assert is_seen, f"{selector} at {x}, {y} is out of sight or below something\n{self.text('body')}"
+        for kind in ("mousePressed", "mouseReleased"):
+            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def resize(self, width: int, height: int, scale: float = 1.0) -> None:
         self.send(

@@ -55,6 +55,11 @@ class RedisServer:
             assert time.monotonic() < deadline, "redis-server does not start"
             time.sleep(0.01)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         assert self._process is not None
         self._process.kill()

@@ -6,6 +6,7 @@ with scripted() as server:
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 import time
@@ -51,6 +52,17 @@ def piece(text: str | None, finish: str | None = None) -> str:
     return json.dumps({"choices": [choice]})
 
 
+def thought(text: str) -> str:
+    """Return a piece of what a model says to itself, as AlignedServe streams it: by two names."""
+    delta = {"reasoning_content": text, "reasoning": text}
+    return json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+
+
+def continued(text: str, finish: str | None = None) -> str:
+    """Return a piece of a text that goes on, as /v1/completions streams it."""
+    return json.dumps({"choices": [{"index": 0, "text": text, "finish_reason": finish}]})
+
+
 def streamed(*pieces: str, waits: Sequence[str] = ()) -> list[str]:
     """Return the stream of an answer in pieces of text. `waits` are comments before it, or HOLD."""
     comments = [wait if wait == HOLD else f": {wait}" for wait in waits]
@@ -65,6 +77,9 @@ class ScriptedServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.models: list[str] = ["first", "second"]
+        self.vector_models: list[str] = []
+        self.is_chat = True  # whether its model has a chat template
+        self.paths: list[str] = []
         self.replies: list[Reply] = []
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
@@ -89,14 +104,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/":
-            http = HttpRequest({"type": "http", "headers": [(b"accept", b"text/html")]})
-            page = front_answer(http, "1", self.server.models, has_keys=False)
-            self._send(200, bytes(page.body).decode(), *page.headers.items())
+            http = HttpRequest({"type": "http", "headers": [(b"accept", b"text/html"), (b"accept-encoding", b"gzip")]})
+            page = front_answer(http, "1", self.server.models, has_keys=False, is_chat=self.server.is_chat)
+            headers = {name: value for name, value in page.headers.items() if name != "content-encoding"}
+            self._send(200, gzip.decompress(page.body).decode(), *headers.items())
         else:
-            self._send(200, json.dumps({"data": [{"id": name} for name in self.server.models]}))
+            vectors = [{"id": name, "promise": None} for name in self.server.vector_models]
+            self._send(200, json.dumps({"data": vectors + [{"id": name} for name in self.server.models]}))
 
     def do_POST(self) -> None:
         assert self.path in ("/v1/chat/completions", "/v1/completions", "/detokenize")
+        self.server.paths.append(self.path)
         self.server.times.append(time.monotonic())
         self.server.keys.append(self.headers.get("Authorization"))
         self.server.retries.append(int(self.headers.get("x-stainless-retry-count", "0")))

@@ -30,7 +30,7 @@ MACHINES = {  # name of a machine in the picture -> file with its engines' figur
     "Xeon, AMX": "2026-11-29-engine-amx",
     "Zen 5, older code": "2026-11-21-engine-epyc",
 }
-CROWD: str = "2026-11-30-crowd-vnni"  # file with what people at once got from one real model; or empty
+CROWD: str = "2026-11-30-crowd-vnni-2"  # file with what people at once got from one real model; or empty
 # Name of a machine in the picture -> file with the figures of its engines on a real model; or empty.
 REAL_ENGINES: Mapping[str, str] = {"Xeon, VNNI": "2026-11-30-engine-vnni-qwen15"}
 OURS, PEER, SLOWER = "#0b84b8", "#8a8f96", "#d9661f"

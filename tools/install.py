@@ -4,8 +4,8 @@
     .venv/bin/python tools/install.py --lock dev.txt torch==2.13.0 --editable '.[dev]'
 
 The second installs torch, the packages of a lock and this project, each file by its hash (deploy/locks). If that fails
-it installs what follows the lock instead, in the newest versions and without hashes: on a Python or a machine that the
-locks do not fit. Where LOCKED is set, as in CI, nothing else is installed, and it fails.
+nothing else is installed. With UNLOCKED=1, and on Python 3.10, which the locks do not fit, what follows the lock is
+installed then, in the newest versions and without hashes; with LOCKED=1, as in CI, never.
 
 uv is taken from the path, or fetched by pip into the environment. It does not read pip's configuration, so it is given
 the indexes, folders of wheels and certificates that pip is configured with: both find the same packages. The kernels
@@ -111,15 +111,17 @@ def install_locked(lock: str) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    os.environ["ALIGNEDSERVE_KERNELS_APART"] = "1"  # setup.py leaves them out
+    os.environ["CPU_KERNELS"] = "none"  # `make` builds them meanwhile
     lock, *wanted = arguments[1:] if arguments[0] == "--lock" else ("", *arguments)
     if lock:
         if install_locked(lock):
             return 0
-        if os.environ.get("LOCKED"):
-            print(f"deploy/locks/{lock} or torch's lock did not install (above), and LOCKED is set", file=sys.stderr)
+        may_be_newer = os.environ.get("UNLOCKED") or sys.version_info < LEAST_PYTHON
+        if os.environ.get("LOCKED") or not may_be_newer:
+            said = "the newest versions, without hashes, are installed only with UNLOCKED=1"
+            print(f"deploy/locks/{lock} or torch's lock did not install (above): {said}", file=sys.stderr)
             return 1
-        print(f"deploy/locks/{lock} does not fit this machine: the newest versions are installed", file=sys.stderr)
+        print(f"deploy/locks/{lock} did not install: the newest versions are installed", file=sys.stderr)
     return 0 if install(wanted) else 1
 
 

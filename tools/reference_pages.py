@@ -27,6 +27,7 @@ from alignedserve.config.config import every_setting  # noqa: E402
 from alignedserve.config.presets import PRESETS  # noqa: E402
 from alignedserve.config.setting import Reach, Setting  # noqa: E402
 from alignedserve.core import PreemptionCause, Rejection  # noqa: E402
+from alignedserve.gateway.openai.peers import LEFT_OUT, OF_OPTIONS, TAKEN  # noqa: E402
 from alignedserve.gateway.openai.strict import Strict  # noqa: E402
 from alignedserve.gateway.openapi import bodies, document  # noqa: E402
 from alignedserve.jobs.state import LineFate  # noqa: E402
@@ -103,6 +104,13 @@ def api_fields() -> Iterator[str]:
         rows = ((f"**`{name}`**" if name in needed else f"`{name}`", _takes(schemas[name])) for name in known)
         yield from _table(("field", "takes"), rows)
         yield from _not_honoured(body)
+    yield "## Names of other servers"
+    yield (
+        "llama.cpp's, Ollama's, LM Studio's and DeepSeek's names, in bodies that have the field of ours. Those of the"
+        f" first table, and {_codes(sorted(OF_OPTIONS))}, may also stand in Ollama's `options`."
+    )
+    yield from _table(("name", "is"), ((f"`{name}`", _codes(take(True))) for name, take in TAKEN.items()))
+    yield f"Named in `x-ignored-fields`, also from `options`: {_codes(sorted(LEFT_OUT))}."
     yield "## Objects within bodies"
     of_bodies = {body for _, body in _bodies()}
     for kind in sorted(set(_all_below(Strict)) - of_bodies, key=lambda one: one.__name__):

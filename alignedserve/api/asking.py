@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import httpx
@@ -52,8 +53,10 @@ class _AskedServer(RemoteServer):
 class ServerCalls:
     """Asks a server with OpenAI's API. One that is full is asked again when it says, for `patience_s` a request."""
 
-    def __init__(self, url: str, api_key: str | None = None, patience_s: float = PATIENCE_S) -> None:
-        self.url, self._api_key, self._patience_s = server_at(url), api_key, patience_s
+    def __init__(
+        self, url: str, api_key: str | None = None, patience_s: float = PATIENCE_S, ca: Path | None = None
+    ) -> None:
+        self.url, self._api_key, self._patience_s, self._ca = server_at(url), api_key, patience_s, ca
 
     def model(self) -> str:
         """Return the name of the first model that the server lists."""
@@ -126,7 +129,7 @@ class ServerCalls:
                 await asyncio.sleep(pause_s)
 
     def _server(self) -> _AskedServer:
-        return _AskedServer(self.url, self._api_key, self._patience_s, **_HOW)
+        return _AskedServer(self.url, self._api_key, self._patience_s, ca=self._ca, **_HOW)
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[tuple[_AskedServer, httpx.AsyncClient]]:

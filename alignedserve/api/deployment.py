@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
+from alignedserve.cli.foreign import meant_by
 from alignedserve.errors import DeploymentError
 from alignedserve.safe_path import module_command
 
@@ -36,6 +37,10 @@ class Deployment:
         self, model: str | Path = "auto", *, settings: Mapping[str, Setting] | None = None, **flags: Setting
     ) -> None:
         """Start it, and return when it takes requests. Raises DeploymentError with the reason where it cannot."""
+        for name in flags:
+            if said := meant_by(_flag(name)):  # in the words of keywords
+                here = re.sub("--[a-z-]+", lambda found: found[0][2:].replace("-", "_"), said)
+                raise DeploymentError(f"{name} is not understood{here}")
         self._log = tempfile.NamedTemporaryFile(prefix="alignedserve-", suffix=".log")  # noqa: SIM115 (till it stops)
         command = module_command("alignedserve.api.started", "serve", str(model), *_arguments(settings or {}, flags))
         self._process = subprocess.Popen(
@@ -108,10 +113,14 @@ def _arguments(settings: Mapping[str, Setting], flags: Mapping[str, Setting]) ->
     arguments = [] if "port" in flags else ["--port", "0"]
     for name, value in flags.items():
         if value is not None:
-            arguments += [f"--{name.replace('_', '-')}", text_of(value)]
+            arguments += [_flag(name), text_of(value)]
     for path, value in settings.items():
         arguments += ["--set", f"{path}={text_of(value)}"]
     return arguments
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def text_of(value: Setting) -> str:

@@ -62,13 +62,15 @@ class LLM:
         *,
         url: str | None = None,
         api_key: str | None = None,
+        ca: str | Path | None = None,
         retry_for_s: float = PATIENCE_S,
         settings: Mapping[str, Setting] | None = None,
         **flags: Setting,
     ) -> None:
         """Start a deployment of the model (without one, of what `serve` takes then; flags and settings as in
-        `Deployment`), or use the server at `url`: its model of this name, or the first that it lists. For `retry_for_s`
-        each request is asked again where the server is full."""
+        `Deployment`), or use the server at `url`: its model of this name, or the first that it lists. `ca` is the file
+        of the authority that signed its certificate, by default what SSL_CERT_FILE names. For `retry_for_s` each
+        request is asked again where the server is full."""
         if url is not None and (settings or flags):
             raise AskError(f"{min({**(settings or {}), **flags})} is for a deployment that is started: not beside url")
         self.deployment = (
@@ -76,7 +78,8 @@ class LLM:
             if url is not None
             else Deployment("auto" if model is None else model, settings=settings, **(_JOBS_OFF | flags))
         )
-        self._asking = ServerCalls(url or cast(Deployment, self.deployment).url, api_key, retry_for_s)
+        there, file = url or cast(Deployment, self.deployment).url, None if ca is None else Path(ca)
+        self._asking = ServerCalls(there, api_key, retry_for_s, file)
         self._model = str(model) if url is not None and model is not None else self._asking.model()
 
     def __repr__(self) -> str:

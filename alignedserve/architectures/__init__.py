@@ -5,10 +5,12 @@ given.py         a config.json, each key checked when it is read
 kv_dtype.py      how K and V are kept on the device
 model_source.py  finds the folder of a model from the name that a user gives
 named_models.py  models by name that package indexes carry, such as smollm2
+ollama_names.py  the hub ids of models that people know by their names in Ollama
 quantization.py  how the weights of linear layers are kept
 rope.py          rotary positions
 routing.py       how tokens choose among the experts of a layer
 stored_form.py   how a folder's linear layers are quantised already
+template_file.py the chat template of a folder, which a base model lacks
 vectors.py       models that make vectors: encoders, and how a folder makes one of a text
 weight_files.py  the weight files of a model folder
 """

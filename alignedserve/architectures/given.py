@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from copy import copy
 from math import inf
 from pathlib import Path
@@ -89,9 +90,27 @@ class Given:
         return default if value is None else value
 
 
+def decode_json(raw: bytes) -> Any:
+    """Read JSON by msgspec, a tokenizer of 9 MB in a fifth of the time; a machine that only computes may lack it."""
+    with suppress(ImportError):
+        import msgspec
+
+        with suppress(msgspec.DecodeError, RecursionError):  # json reads more, as NaN, and says better what is wrong
+            return msgspec.json.decode(raw)
+    return json.loads(raw.decode("utf-8"))
+
+
+def encode_json(value: Any) -> bytes:
+    with suppress(ImportError):
+        import msgspec
+
+        return msgspec.json.encode(value)
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
+        read = decode_json(path.read_bytes())
     except FileNotFoundError:
         raise ModelError(f"{path} is missing") from None
     except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, or an endless number

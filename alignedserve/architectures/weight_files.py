@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -22,6 +23,7 @@ _PACKED = (".qweight", ".weight_packed", "_blocks")
 _MXFP4 = ("_blocks", "_scales")  # of experts (engine/weights/forms.py)
 _SCALES, _ZEROS = ("scales", "weight_scale"), ("qzeros", "weight_zero_point")
 _MOST_HEADER = 100_000_000  # bytes; the limit of safetensors itself
+_SAMPLES, _SAMPLE_BYTES = 256, 4096  # of a file: other weights of the same shapes differ nearly everywhere
 
 
 def tensor_places(index: Path) -> dict[str, Path]:
@@ -43,6 +45,25 @@ def weight_files(folder: Path) -> list[Path]:
     if len(alone := [*folder.glob(_OF_GPTQ)]) == 1:
         return alone
     raise ModelError(f"{folder} holds neither {WEIGHTS} nor {INDEX}{_instead(folder)}")
+
+
+def weights_mark(folder: Path) -> str:
+    """Return a digest that tells a folder's weights from others: of its configuration, and of the name, the size and
+    256 samples of each file. Times count for nothing: each node of a cluster fetches its own files."""
+    is_gguf = (folder / PLACES).is_file()
+    files = sorted({place.file for place in read_places(folder).values()}) if is_gguf else weight_files(folder)
+    try:
+        digest = hashlib.sha256((folder / "config.json").read_bytes())
+        for path in files:
+            with path.open("rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                digest.update(f"{path.name} {size}\n".encode())
+                for number in range(_SAMPLES):
+                    file.seek(size * number // _SAMPLES)
+                    digest.update(file.read(_SAMPLE_BYTES))
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be read: {error}") from error
+    return digest.hexdigest()[:24]
 
 
 def _instead(folder: Path) -> str:

@@ -10,12 +10,14 @@ import asyncio
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
 
 from alignedserve.bench.answer import StreamedAnswer, StreamReader
+from alignedserve.http_client import trust
 
 Clock = Callable[[], float]
 
@@ -27,15 +29,15 @@ class Address:
     host: str
     port: int
     base: str  # path of the API
-    is_tls: bool
+    tls: ssl.SSLContext | None
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, url: str, api_key: str | None) -> Address:
+    def parse(cls, url: str, api_key: str | None, ca: Path | None = None) -> Address:
         parts = urlsplit(url)
-        is_tls = parts.scheme == "https"
+        tls = trust(ca) if parts.scheme == "https" else None
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        return cls(parts.hostname or "", parts.port or (443 if is_tls else 80), parts.path.rstrip("/"), is_tls, headers)
+        return cls(parts.hostname or "", parts.port or (443 if tls else 80), parts.path.rstrip("/"), tls, headers)
 
     def post(self, path: str, body: bytes) -> bytes:
         """Return a request as it is sent."""
@@ -125,7 +127,6 @@ class Connections:
         self._busy = dict[str, Connection]()  # by request
         self._left = set[str]()  # requests without a connection when their client left
         self._num_read = 0  # tokens of answers that have ended
-        self._tls = ssl.create_default_context() if address.is_tls else None
 
     async def ask(self, name: str, path: str, body: bytes) -> StreamedAnswer:
         """Ask, and return the answer, whatever it is."""
@@ -187,7 +188,7 @@ class Connections:
 
     async def _connect(self) -> Connection:
         loop, address = asyncio.get_running_loop(), self._address
-        opening = loop.create_connection(lambda: Connection(self._clock), address.host, address.port, ssl=self._tls)
+        opening = loop.create_connection(lambda: Connection(self._clock), address.host, address.port, ssl=address.tls)
         _, connection = await asyncio.wait_for(opening, self._connect_s)
         return connection
 

@@ -192,7 +192,9 @@ def add_batch(parser: argparse.ArgumentParser) -> None:
     download = add("download", "download the results of a batch, and its errors beside them", _download)
     for command in (status, cancel, download):
         command.add_argument("id", metavar="ID")
-    download.add_argument("out", type=file, metavar="FILE", help="errors go to FILE with .errors before its suffix")
+    about = "where results go; errors go to FILE with .errors before its suffix"
+    download.add_argument("--out", type=file, metavar="FILE", help=about)
+    download.add_argument("file", type=file, nargs="?", metavar="FILE", help="the same as --out FILE")
 
 
 def _batch(args: argparse.Namespace) -> int:
@@ -209,8 +211,10 @@ def _submit(batch: Any, server: object, args: argparse.Namespace) -> int:
 
 
 def _download(batch: Any, server: object, args: argparse.Namespace) -> int:
-    check_writable(args.out)
-    return int(batch.download(server, args.id, args.out))
+    if (args.out is None) == (args.file is None):
+        raise ConfigError("download to which file? --out FILE")
+    check_writable(out := args.out or args.file)
+    return int(batch.download(server, args.id, out))
 
 
 # --- bench

@@ -7,7 +7,7 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -49,13 +49,16 @@ def _say_no_more() -> None:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     words = list(sys.argv[1:] if argv is None else argv)
-    names = [*_COMMANDS, *_LAB]
+    names = command_names()
     if words and not words[0].startswith("-") and words[0] not in names:
+        from alignedserve.cli.foreign import COMMANDS
         from alignedserve.config.sources import hint
 
-        meant = hint(words[0], names) or f": there are {', '.join(names)}"
+        known = f": {COMMANDS[words[0]]}" if words[0] in COMMANDS else ""
+        meant = known or hint(words[0], names) or f": there are {', '.join(names)}"
         raise ConfigError(f"{words[0]!r:.40} is no command{meant} (see alignedserve --help)")
-    args, unknown = _parser(next((word for word in words if not word.startswith("-")), None)).parse_known_args(words)
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    args, unknown = parser_of(chosen).parse_known_args(words)
     if unknown:
         wrong = unknown[0].partition("=")[0]
         flags = [flag for flag in args.parser._option_string_actions if flag.startswith("--")]
@@ -65,6 +68,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _meant(wrong: str, flags: Sequence[str]) -> str:
     """Return a question for the flag that was probably meant, or how to say a setting that has no flag."""
+    from alignedserve.cli.foreign import meant_by
     from alignedserve.config.config import every_setting
     from alignedserve.config.setting import Reach
     from alignedserve.config.sources import hint
@@ -72,7 +76,7 @@ def _meant(wrong: str, flags: Sequence[str]) -> str:
     for path, setting in every_setting().items():
         if setting.reach is Reach.EXPERIMENT and setting.flag in (wrong, wrong.replace("--no-", "--")):
             return f": choose a preset, or say --set {path}=VALUE"
-    return hint(wrong, flags)
+    return meant_by(wrong) or hint(wrong, flags)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -99,13 +103,17 @@ class _Version(argparse.Action):
         raise SystemExit(0)
 
 
-def _parser(chosen: str | None) -> argparse.ArgumentParser:
-    """Return the parser of all commands, with the flags of the chosen one alone: they take longer than all else."""
+def command_names() -> list[str]:
+    return [*_COMMANDS, *_LAB]
+
+
+def parser_of(*chosen: str | None) -> argparse.ArgumentParser:
+    """Return the parser of all commands, with the flags of the chosen ones alone: they take longer than all else."""
     parser = _Parser(prog="alignedserve", description="Serves large language models: real-time chat and batch jobs.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(metavar="command", required=True)
     for name, (module, purpose) in _COMMANDS.items():
-        if name == chosen:
+        if name in chosen:
             _add(commands, name, f"alignedserve.cli.{module}", purpose)
         else:
             commands.add_parser(name, help=purpose)
@@ -138,6 +146,7 @@ _COMMANDS = {
     "doctor": ("serving", "show what this machine has for serving and what it lacks"),
     "profile": ("serving", "measure what a model's steps take on this machine"),
     "presets": ("serving", "list the presets, and the settings of each"),
+    "completion": ("completion", "print what makes a shell complete commands and flags"),
 }
 
 
@@ -151,11 +160,11 @@ _LAB = {
 }
 
 
-def _add_lab(commands: Any, chosen: str | None) -> None:
+def _add_lab(commands: Any, chosen: Collection[str | None]) -> None:
     """Add the lab's commands by name: the product imports nothing of the lab, and runs without it."""
     is_missing = find_spec(LAB) is None
     for name, (module, purpose) in _LAB.items():
-        if name != chosen:
+        if name not in chosen:
             commands.add_parser(name, help=purpose)
         elif is_missing:  # a command that takes any words, and says what to install
             parser = commands.add_parser(name, help=purpose, add_help=False, prefix_chars="\0")

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from alignedserve.cli.terminal.arguments import Each, Once, above_zero, check_writable, file, filled, whole
 from alignedserve.cli.terminal.interrupt import remember_ctrl_c
-from alignedserve.config.choices import LogLevel, LoraFolders
+from alignedserve.config.choices import LogLevel, LoraFolders, ModelNames
 from alignedserve.config.config import Config, about, dump, every_setting, load, of_preset, plain, sections, settings
 from alignedserve.config.presets import PRESETS, Preset, preset
 from alignedserve.config.setting import Reach, Setting, leaves
@@ -60,6 +60,15 @@ class _Joined(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: Any) -> None:
         before = getattr(namespace, self.dest, None)
         setattr(namespace, self.dest, value if before is None else f"{before},{value}")
+
+
+class _Names(argparse.Action):
+    """Stores the words behind the flag; the last of several may be the model, where nothing else names one."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, words: Any, *_: Any) -> None:
+        setattr(namespace, self.dest, words)
+        if len(words) > 1 and not hasattr(namespace, "last_word"):
+            namespace.last_word = words[-1]
 
 
 class _HelpAll(argparse.Action):
@@ -111,6 +120,9 @@ def add_setting(parser: argparse._ActionsContainer, setting: Setting) -> argpars
         return parser.add_argument("model", nargs="?", metavar="MODEL", **options)
     if setting.kind is LoraFolders:
         return parser.add_argument(*setting.flags, dest=setting.path, action=_Joined, metavar="NAME=FOLDER", **options)
+    if setting.kind is ModelNames:
+        options |= {"action": _Names, "nargs": "+", "metavar": "NAME"}
+        return parser.add_argument(*setting.flags, dest=setting.path, **options)
     if setting.kind is bool:
         return parser.add_argument(*setting.flags, dest=setting.path, action=argparse.BooleanOptionalAction, **options)
     return parser.add_argument(*setting.flags, dest=setting.path, metavar=setting.placeholder, **options)
@@ -150,6 +162,11 @@ def config_of(args: argparse.Namespace) -> Config:
     given = {path: value for path, value in vars(args).items() if path in settings()}
     if (named := vars(args).get("named_model")) is not None and given.setdefault("model", named) != named:
         raise ConfigError(f"--model {named} and {given['model']} name two models: say one")
+    if names := given.get("served_model_name"):
+        if "model" not in given and (last := vars(args).get("last_word")) is not None:
+            given["model"] = last
+            names = names[:-1] if names[-1] == last else names
+        given["served_model_name"] = ",".join(names)
     set_ = read_settings(set_of(args), "--set", every_setting())
     if twice := sorted(given.keys() & set_.keys()):
         raise ConfigError(f"--set {twice[0]} and {settings()[twice[0]].flags[0]} set the same setting twice")

@@ -97,6 +97,26 @@ REASONING_FAMILIES = (
 )
 
 
+@dataclass(frozen=True)
+class ModelNames:
+    """The names by which requests call the model, written `my-model,claude-*`: the first is its own, and one with a *
+    stands for all names like it."""
+
+    FORM: ClassVar = "a name, or several, such as my-model,claude-* (the first without a *)"
+
+    names: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> ModelNames:
+        names = tuple(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
+        if not names or "*" in names[0]:
+            raise ValueError(text)
+        return cls(names)
+
+    def __str__(self) -> str:
+        return ",".join(self.names)
+
+
 MOST_NAME = 200  # characters
 _NEXT = re.compile(r",(?=[^,=]*=|,|$)")  # a comma before another name, and not within a folder's name
 

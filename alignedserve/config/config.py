@@ -26,6 +26,7 @@ from alignedserve.config.choices import (
     Launcher,
     LookAhead,
     LoraFolders,
+    ModelNames,
     TransportName,
 )
 from alignedserve.config.presets import DEFAULT, preset
@@ -60,9 +61,18 @@ class Config:
 
     preset: str = common(DEFAULT, "how requests are scheduled, by one name: `alignedserve presets` lists the names")
     model: str = common(
-        "auto", "model folder, GGUF file, hub id such as org/name, smollm2, or demo; auto is smollm2, else demo"
+        "auto", "model folder, GGUF file, hub id such as org/name, smollm2, minilm, or demo; auto is smollm2, else demo"
     )
-    served_model_name: str | None = common(None, "name of the model in the API; by default as it was given")
+    embed: str | None = common(
+        None,
+        "second model, which answers /v1/embeddings, /v1/score and /v1/rerank by its name, such as minilm; it computes"
+        " on the CPU",
+    )
+    served_model_name: ModelNames | None = common(
+        None,
+        "name of the model in the API, and other names for it, each a word or with a * for many (my-model 'claude-*');"
+        " by default the hub id, or the name of the folder or the file",
+    )
     lora: LoraFolders | None = common(
         None,
         "NAME=FOLDER of an adapter (LoRA) in PEFT's format, in a folder that every node has; requests choose it by NAME"
@@ -103,6 +113,11 @@ class Config:
             if problem:
                 raise ConfigError(f"{path} {problem}")
         check_together(self)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Return the names by which requests call the model; the first is its own."""
+        return (self.model,) if self.served_model_name is None else self.served_model_name.names
 
     @property
     def why_host(self) -> str | None:
@@ -229,7 +244,7 @@ def plain(value: Any) -> Any:
     """Return the value as a file or a flag says it."""
     if isinstance(value, Enum):
         return value.value
-    return str(value) if isinstance(value, Topology | Range | PolicySource | LoraFolders) else value
+    return str(value) if isinstance(value, Topology | Range | PolicySource | LoraFolders | ModelNames) else value
 
 
 def _build(values: Mapping[str, Any]) -> Config:
@@ -281,8 +296,8 @@ def _check_sizes(config: Config) -> None:
         )
     if engine.step_tokens < engine.seats:
         raise ConfigError(
-            f"engine.max_step_tokens must be at least engine.max_batch {engine.seats}, "
-            f"not {engine.step_tokens}: each request of a step takes a token"
+            f"engine.max_step_tokens must be at least engine.max_batch {engine.seats}, not {engine.step_tokens}: each"
+            " request of a step takes a token (--max-step-tokens, --max-batch)"
         )
     if engine.cuda_graphs is Graphs.ON and engine.device is DeviceKind.CPU:
         raise ConfigError(
@@ -338,6 +353,8 @@ def _check_scale(config: Config) -> None:
 
 def _check_ray(config: Config) -> None:
     ray = config.ray
+    if config.embed is not None and config.launcher is Launcher.RAY:
+        raise ConfigError("embed starts a second model on this machine: it cannot be used with launcher ray")
     if ray.gpus_per_worker is not None:
         _check_reserved(config.engine, ray.gpus_per_worker)
     if ray.address is not None and config.launcher is not Launcher.RAY:

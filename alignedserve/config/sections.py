@@ -80,7 +80,8 @@ class ServerConfig:
     gateways: int = setting(1, "processes that serve HTTP, behind one address", least=1, most=63)
     cors_origins: str | None = setting(
         None,
-        "origins whose pages may call the API from a browser, separated by commas; * allows all; by default none may. "
+        "origins whose pages may call the API from a browser, separated by commas; * allows all, and none no page; by "
+        "default those of localhost at any port, where no other machine reaches the server. "
         "Without keys, clients may also reach the server by the names in these origins",
     )
     metrics_prefix: MetricsPrefix = setting(
@@ -98,8 +99,8 @@ class ServerConfig:
 
 
 ADAPTERS_MB = 256
-_CPU_SEATS, _GPU_SEATS = 64, 256
-_CPU_STEP_TOKENS, _GPU_STEP_TOKENS = 512, 2048
+_CPU_SEATS, GPU_SEATS = 64, 256
+_CPU_STEP_TOKENS, GPU_STEP_TOKENS = 512, 2048
 
 
 @dataclass(frozen=True)
@@ -143,13 +144,13 @@ class EngineConfig:
     max_step_tokens: int | None = common(
         None,
         f"most tokens in one step; by default {_CPU_STEP_TOKENS}, fewer where memory is short, on a GPU"
-        f" {_GPU_STEP_TOKENS}, and max_batch at least",
+        f" {GPU_STEP_TOKENS}, and max_batch at least",
         least=1,
         aliases=("--max-num-batched-tokens",),
     )
     max_batch: int | None = common(
         None,
-        f"most requests in one step; by default {_CPU_SEATS}, fewer where memory is short, on a GPU {_GPU_SEATS}, and"
+        f"most requests in one step; by default {_CPU_SEATS}, fewer where memory is short, on a GPU {GPU_SEATS}, and"
         " max_step_tokens at most",
         least=1,
         aliases=("--max-num-seqs",),
@@ -194,13 +195,13 @@ class EngineConfig:
     @property
     def seats(self) -> int:
         """Return the most requests in one step: where only its tokens are given, they are enough for all requests."""
-        usual = _GPU_SEATS if self.on_gpu else _CPU_SEATS
+        usual = GPU_SEATS if self.on_gpu else _CPU_SEATS
         return self.max_batch or min(usual, self.max_step_tokens or usual)
 
     @property
     def step_tokens(self) -> int:
         """Return the most tokens in one step."""
-        usual = _GPU_STEP_TOKENS if self.on_gpu else _CPU_STEP_TOKENS
+        usual = GPU_STEP_TOKENS if self.on_gpu else _CPU_STEP_TOKENS
         return self.max_step_tokens or max(usual, self.seats)
 
     def steps_ahead(self, policy: Policy) -> int:
@@ -454,7 +455,11 @@ class JobsConfig:
     files: str | None = setting(
         None, "URL of the folder for the files' bytes, as fsspec has them; a folder in the data folder by default"
     )
-    quota_mb: int = setting(10_000, "most that the files of one API key may take, in MB", least=1)
+    quota_mb: int = setting(
+        10_000,
+        "most that the files of one API key and the results of its batches may take, in MB",
+        least=1,
+    )
     keep_days: float = setting(
         30.0,
         "days after which batches that have ended expire, and files whose clients have not said when",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from math import exp, log
@@ -204,7 +204,7 @@ def spread(errors: Sequence[float]) -> Uncertainty:
     ordered = sorted(errors)
     if not ordered:
         return Uncertainty()
-    return Uncertainty(ordered[len(ordered) // 2], ordered[len(ordered) * 9 // 10])
+    return Uncertainty(ordered[len(ordered) // 2], ordered[(len(ordered) - 1) * 9 // 10])
 
 
 # --- Learning from steps
@@ -247,6 +247,20 @@ class OnlineCost:
             coefficients = {kind: _coefficients(learner.solution).scaled(*self._told) for kind, learner in learners}
             self._model = CostModel(coefficients, {kind: learner.uncertainty for kind, learner in learners})
         return self._model
+
+    @property
+    def quiet(self) -> CostModel:
+        """Return what has been learned, for a machine where nothing else runs: no factor below 1 is of the moment."""
+        quickest, learners = [min(1.0, factor) for factor in self._factors], self._kinds.items()
+        coefficients = {kind: _coefficients(learner.solution).scaled(*quickest) for kind, learner in learners}
+        return CostModel(coefficients, {kind: learner.uncertainty for kind, learner in learners})
+
+    def refined(self, points: Iterable[Point]) -> Iterator[Point]:
+        """Yield the points of a profile as they were learned to be, where enough steps of their kind have run."""
+        model = self.quiet
+        for point in points:
+            seconds = model.seconds(point.shape) if self._kinds[point.shape.kind].has_learned else 0.0
+            yield Point(point.shape, seconds or point.seconds)
 
     @property
     def slowdown(self) -> float:
@@ -307,7 +321,8 @@ class _Learner:
         self._equations = profile.equations.scaled(_PROFILE_STEPS)
         self._num_steps = 0
         self.solution = list(profile.solution)
-        self._median, self._p90 = uncertainty.median, uncertainty.p90  # errors of predictions
+        # Errors of predictions. A profile of few steps is no less sure than none.
+        self._median, self._p90 = min(_UNKNOWN.median, uncertainty.median), min(_UNKNOWN.p90, uncertainty.p90)
         self._tails: dict[int, _Tail] = {}  # by the length of steps
 
     def copy(self) -> _Learner:
@@ -320,6 +335,11 @@ class _Learner:
     def uncertainty(self) -> Uncertainty:
         tails = {length: tail.beyond for length, tail in self._tails.items() if tail.is_known}
         return Uncertainty(self._median, max(_LEAST_P90, self._p90), tails)
+
+    @property
+    def has_learned(self) -> bool:
+        """Return whether as many steps have run as the profile counts for."""
+        return self._num_steps >= _PROFILE_STEPS
 
     def learn(self, shape: Shape, seconds: float, predicted: float, factors: TimeFactors) -> bool:
         """Learn from a step, and return whether predictions change."""

@@ -1,7 +1,7 @@
 """A profile: steps of one model that were measured on one device, the cost model that they give, and its file.
 
 The cache of profiles is never trusted blindly. A file that is broken, or of another subject than its name says, counts
-as absent; a whole file is compared with the device first (engine/profiling.py), which may have changed.
+as absent. A worker begins with a whole one, learns from its steps, and leaves what it has learned to the next start.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from math import isfinite
 from pathlib import Path
@@ -86,6 +86,24 @@ class Profile:
         model = fit(points, remade_token_s)
         return cls(subject, memory, points, model, remade_token_s, links, slowdown, measured_at)
 
+    def covers(self, limits: WorkerLimits) -> bool:
+        """Return whether steps were measured up to the largest that these limits allow."""
+        own = self.memory.limits
+        return own.max_step_tokens >= limits.max_step_tokens and own.max_batch >= limits.max_batch
+
+    def joined(self, other: Profile) -> Profile:
+        """Return this profile with the steps of another of this subject, up to the larger limits of both."""
+        points = {point.shape: point for point in (*other.points, *self.points)}
+        (own, theirs), among = (self.memory.limits, other.memory.limits), ("max_step_tokens", "max_batch")
+        limits = replace(own, **{name: max(getattr(own, name), getattr(theirs, name)) for name in among})
+        memory, rest = replace(self.memory, limits=limits), (self.remade_token_s, self.links)
+        return Profile.fitted(self.subject, memory, (*points.values(),), *rest, self.slowdown, self.measured_at)
+
+    def refined(self, cost: OnlineCost) -> Profile:
+        """Return this profile with what `cost`, which began with it, has learned."""
+        points, slowdown = tuple(cost.refined(self.points)), max(1.0, cost.slowdown)
+        return replace(self, points=points, model=cost.quiet, slowdown=slowdown)
+
     @property
     def is_busy(self) -> bool:
         """Return whether other work shared the machine with the steps that were measured."""
@@ -140,6 +158,15 @@ def cached(directory: Path, subject: Subject) -> Profile | None:
     return profile
 
 
+def known_profile(directory: Path, subject: Subject, limits: WorkerLimits) -> Profile | None:
+    """Return the cached profile, if it has steps as large as these limits allow."""
+    profile = cached(directory, subject)
+    if profile is None or not profile.covers(limits):
+        return None
+    log.info("cost profile of %s taken from the cache: %s", subject.device, profile.quietness)
+    return profile
+
+
 def store(directory: Path, profile: Profile) -> None:
     """Write the profile to the cache. A cache that cannot be written only costs time at the next start."""
     try:
@@ -147,6 +174,13 @@ def store(directory: Path, profile: Profile) -> None:
         save(profile, directory / profile.subject.file_name)
     except (OSError, ProfileError) as error:
         log.warning("the cost profile cannot be saved for the next start: %s", error)
+
+
+def keep(directory: Path, profile: Profile) -> None:
+    """Write the profile to the cache, joined with one of larger steps that is there: workers of one model may have
+    other limits."""
+    known = cached(directory, profile.subject)
+    store(directory, profile if known is None or profile.covers(known.memory.limits) else profile.joined(known))
 
 
 def save(profile: Profile, path: Path) -> None:

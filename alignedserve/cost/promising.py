@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf
+from typing import NamedTuple
 
 from alignedserve.core import Slo, WorkerLimits
 from alignedserve.cost.model import CostModel, Shape
@@ -31,8 +32,13 @@ _MOST_ERROR = 0.3  # of a step, that is counted: a few steps measured on a busy 
 _LOOK_S = 5.0  # between two looks at what the cost model says
 
 
-def machine_promise(model: CostModel, limits: WorkerLimits, longest: int) -> Slo:
-    """Return what this worker can promise; `longest` is the most tokens of a chat."""
+class MachinePace(NamedTuple):
+    promise: Slo
+    step_s: float  # that is enough for prompts beside decodes, if steps take as long as predicted
+
+
+def machine_pace(model: CostModel, limits: WorkerLimits, longest: int) -> MachinePace:
+    """Return what this worker can promise, and by which steps; `longest` is the most tokens of a chat."""
     prompt = max(1, min(PROMPT, longest - 1, limits.num_tokens - 1))
     room = limits.num_tokens // (prompt + 1)  # for chats of this length
     others = max(0, min(OTHERS, min(limits.max_batch, limits.max_step_tokens, room) - 1))
@@ -48,12 +54,14 @@ def machine_promise(model: CostModel, limits: WorkerLimits, longest: int) -> Slo
     enough_s = next(seconds for tokens, seconds in times.items() if SHARE * seconds <= tokens * token_s)
     # Not the rounded gap: a slower machine, with the next gap, would else seem quicker at prompts.
     gap_s = max(TBTS_S[0], care * enough_s)
-    prompts_s = (
-        first_s + sum(step_s(min(tokens, prompt - at), at) for at in range(0, prompt, tokens))
-        for tokens, first_s in times.items()
-        if care * first_s <= gap_s
-    )
-    return Slo(_human(TTFTS_S, (1 + error) * min(prompts_s)), _human(TBTS_S, gap_s), is_asked=False)
+    tokens = max(tokens for tokens, seconds in times.items() if care * seconds <= gap_s)
+    first_s = times[tokens] + sum(step_s(min(tokens, prompt - at), at) for at in range(0, prompt, tokens))
+    promise = Slo(_human(TTFTS_S, (1 + error) * first_s), _human(TBTS_S, gap_s), is_asked=False)
+    return MachinePace(promise, enough_s)
+
+
+def machine_promise(model: CostModel, limits: WorkerLimits, longest: int) -> Slo:
+    return machine_pace(model, limits, longest).promise
 
 
 def _human(numbers: Sequence[float], least: float) -> float:
@@ -74,15 +82,23 @@ class LearntPromise:
     def __init__(self, limits: WorkerLimits, longest: int) -> None:
         self._limits, self._longest = limits, longest
         self._promise: Slo | None = None
+        self._found: MachinePace | None = None  # by the newest look
         self._looked_at = -inf
         self._differs_since = inf  # when the cost model began to say something else
 
     def told(self, model: CostModel, now: float) -> Slo:
         """Return the promise, changed if the model has said otherwise for a minute."""
-        if self._promise is not None and now - self._looked_at < _LOOK_S:
-            return self._promise
-        self._looked_at, found = now, machine_promise(model, self._limits, self._longest)
-        self._differs_since = inf if found == self._promise else min(self._differs_since, now)
+        found = self._look(model, now).promise
+        self._differs_since = inf if found == self._promise else min(self._differs_since, self._looked_at)
         if self._promise is None or now - self._differs_since >= SETTLED_S:
             self._promise, self._differs_since = found, inf
         return self._promise
+
+    def step_s(self, model: CostModel, now: float) -> float:
+        """Return the time of a step that is enough for prompts beside chats that asked for nothing, at present."""
+        return self._look(model, now).step_s
+
+    def _look(self, model: CostModel, now: float) -> MachinePace:
+        if self._found is None or now - self._looked_at >= _LOOK_S:
+            self._looked_at, self._found = now, machine_pace(model, self._limits, self._longest)
+        return self._found

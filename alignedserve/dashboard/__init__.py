@@ -6,6 +6,8 @@ picture.py     A picture of the deployment: what the page is given, and what a g
 sharing.py     The requests of all owners, whichever gateway shows the page.
 page.py        The page as HTML, live or with a recorded run in it.
 page.html      The page: its style, and the script that draws pictures.
-front.html     The chat of the page at /.
+front.html     The page at /: a chat, a command, links.
+chat.js        Its chat: asks, waits in line, keeps chats in the browser.
+markdown.js    What a model writes, as nodes of a page.
 docs.html      The script that tries calls in /docs.
 """

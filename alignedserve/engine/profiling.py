@@ -30,7 +30,7 @@ from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.core import StepPlan, WorkerLimits, units_for
 from alignedserve.cost.fit import BUSY, Point
 from alignedserve.cost.model import Kind, Link, Route, Shape
-from alignedserve.cost.profile import MeasuredMemory, Profile, Subject, cached, fingerprint, store
+from alignedserve.cost.profile import MeasuredMemory, Profile, Subject, fingerprint, keep, known_profile, store
 from alignedserve.cost.sums import added
 from alignedserve.cost.trials import Bounds, Trial, trials
 from alignedserve.engine.copying.copies import PageCopier
@@ -47,7 +47,8 @@ log = logging.getLogger("alignedserve.cost")
 RUNS = 3
 BUDGET_S = 20.0
 _TOLERANCE = 0.25  # relative error that a cached profile may have
-_LONG_S = 0.25  # a step at least this long runs once: it averages over disturbances by itself
+_LONG_S = 0.25  # a step at least this long runs once: it averages over disturbances by itself ...
+_LONGER = 2.0  # ... unless it took so many times as long as was guessed: a short step may have been stopped meanwhile
 _REMADE = 256  # tokens whose K and V are computed at once when projection is measured
 _COPIED_PAGES = (1, 4, 16)
 _MOST_FILLED = 512 << 20  # bytes of a CPU's device cache that are measured with
@@ -167,17 +168,21 @@ def measure(
     end = meter.clock() + budget_s
     signs.stage(Stage.STEPS, num_runs * len(wanted))
     times: dict[Trial, list[TimedRun]] = {}
+    again = set[Trial]()  # that run more than once
     later = 0.0  # seconds of the runs that are still to come
     for trial in wanted:
         guess = _CAUTION * _guess(times, trial.shape)
         takes = guess * (num_runs if guess <= _LONG_S else 1)
         if len(times) < _FEWEST or takes <= min(end - meter.clock() - later, _LARGEST_SHARE * budget_s):
-            times[trial] = [meter.run(trial)]
-            later += (num_runs - 1) * times[trial][0].seconds if times[trial][0].quiet_s <= _LONG_S else 0.0
+            run = meter.run(trial)
+            if run.quiet_s <= _LONG_S or 0.0 < _LONGER * guess < run.quiet_s:
+                again.add(trial)
+                later += (num_runs - 1) * min(run.seconds, _LONGER * guess or run.seconds)
+            times[trial] = [run]
         signs.advance()
     for _ in range(num_runs - 1):
         for trial, runs in times.items():
-            if runs[0].quiet_s <= _LONG_S and meter.clock() < end:
+            if trial in again and meter.clock() < end:
                 runs.append(meter.run(trial))
             signs.advance()
     return Measured(times)
@@ -293,20 +298,22 @@ def start_profile(
     shared_memory: Path,
     directory: Path | None = None,
     budget_s: float = BUDGET_S,
-    in_haste: bool = False,
+    is_checked: bool = False,
 ) -> Profile:
-    """Return the cached profile if it still holds for this device; else measure one and cache it for the next start.
-    In haste it need not hold: streams wait for a worker that starts again, and its steps will correct it."""
+    """Return the cached profile, or measure one and cache it for the next start.
+
+    A worker serves by it at once, and learns from its steps what has changed. Where nothing runs afterwards it is to be
+    `checked` first."""
+    profile = known_profile(directory, subject, bounds.limits) if directory else None
+    if profile is not None and not is_checked:
+        return profile
     with own_cache(meter.engine):
-        known = cached(directory, subject) if directory else None
-        profile = known and checked(known, meter, bounds, in_haste)
-        if profile is None:
-            log.info("measuring what steps take on %s, for at most %g s", subject.device, budget_s)
-            profile = measure_profile(meter, bounds, subject, shared_memory, budget_s)
-            if directory:
-                store(directory, profile)
-        else:
-            log.info("cost profile of %s taken from the cache: %s", subject.device, known and known.quietness)
+        if profile is not None and (profile := checked(profile, meter, bounds)) is not None:
+            return profile
+        log.info("measuring what steps take on %s, for at most %g s", subject.device, budget_s)
+        profile = measure_profile(meter, bounds, subject, shared_memory, budget_s)
+    if directory:  # a profile that was checked in vain is not worth keeping
+        (store if is_checked else keep)(directory, profile)
     if profile.is_busy:
         log.warning(
             "steps of the profile took %.1f times as long as the quickest: other work runs on this machine. Promises"
@@ -341,31 +348,27 @@ def _kv_bytes(engine: Engine) -> int:
     return 2 * layers * width * engine.cache.itemsize
 
 
-def checked(profile: Profile, meter: Meter, bounds: Bounds, in_haste: bool = False) -> Profile | None:
-    """Return the cached profile with the slowdown of now, or None if it is not right for this worker.
+def checked(profile: Profile, meter: Meter, bounds: Bounds) -> Profile | None:
+    """Return the cached profile with the slowdown of now, or None if it is not right any more.
 
     The middle step of each kind is measured again. Other work on the machine makes steps slower, and never faster: a
     profile that was measured while there was less of it is better than what could be measured now.
     """
-    measured, wanted_limits = profile.memory.limits, bounds.limits
-    if measured.max_step_tokens < wanted_limits.max_step_tokens or measured.max_batch < wanted_limits.max_batch:
-        log.info("the cached cost profile covers smaller steps than this worker runs: it is measured again")
-        return None
     known = {point.shape: point.seconds for point in profile.points}
     all_trials = trials(bounds)
     wanted = sorted((trial for trial in all_trials if trial.shape in known), key=lambda trial: known[trial.shape])
     by_kind = [[trial for trial in wanted if trial.shape.kind is kind] for kind in Kind]
     again = [of_kind[len(of_kind) // 2] for of_kind in by_kind if of_kind]
     if len(again) < len({trial.shape.kind for trial in all_trials}):
-        log.warning("the cached cost profile has other steps than this worker would measure: it is measured again")
+        log.info("the cached cost profile has other steps than are to be checked: it is measured again")
         return None
     for num_runs in _CHECK_RUNS:
         now = measure(meter, again, _CHECK_S, num_runs, meter.engine.signs)
         off = median(point.seconds / known[point.shape] for point in now.points) - 1
         wrong = _why_wrong(profile, off, now.slowdown >= BUSY)
-        if in_haste or (not wrong and now.slowdown < BUSY):
+        if not wrong and now.slowdown < BUSY:
             break
-    if wrong and not in_haste:
+    if wrong:
         log.info("the cached cost profile %s: it is measured again", wrong)
         return None
     return replace(profile, slowdown=now.slowdown * max(1.0, 1 + off))

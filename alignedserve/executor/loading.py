@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 
+from alignedserve.architectures.weight_files import weights_mark
 from alignedserve.config.choices import DeviceKind, Graphs, Launcher, LookAhead
 from alignedserve.config.config import Config
 from alignedserve.core import Role
@@ -22,7 +23,7 @@ from alignedserve.engine.graphs import CAPTURED, STEP_BY_STEP, CudaCapture
 from alignedserve.engine.weights.dummy import DummyWeights
 from alignedserve.engine.weights.forms import weights_of
 from alignedserve.engine.weights.tensors import Weights
-from alignedserve.errors import ConfigError, RankGaveUp, RankLost
+from alignedserve.errors import ConfigError, ModelError, RankGaveUp, RankLost
 from alignedserve.executor.precision import plain_model, say_precision
 from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.failing import fault_of_kernel
@@ -54,6 +55,7 @@ def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
         check_worker(config, model, room, place.folder, bool(place.spec.replaces))
     use_threads(config.engine.threads, ranks * (topology.prefill_workers + topology.decode_workers))
     has_graphs = config.engine.cuda_graphs is not Graphs.OFF and device.type == "cuda"
+    _check_unchanged(place)
     plain = plain_model(place, device)
     place.signs.stage(Stage.WEIGHTS, demand(config, model, room, place.folder).weights)
     engine = kind(
@@ -72,6 +74,7 @@ def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
         adapter_bytes=adapter_room(config, model, room.dtype),
         signs=place.signs,
     )
+    _check_unchanged(place)  # or the new weights came while they were read
     adapters = as_named(first_adapters(config, model))
     place.signs.stage(Stage.ADAPTERS, len(adapters))
     engine.adapters.load(adapters, place.signs.advance)
@@ -84,6 +87,16 @@ def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
         place.signs.stage(Stage.RANKS)
     engine.ranks.agree(True)
     return engine
+
+
+def _check_unchanged(place: Place) -> None:
+    """Raise where other weights lie in the folder than when the deployment started: two models would answer under one
+    name, and streams of one would go on with the other."""
+    if place.spec.weights and weights_mark(place.folder) != place.spec.weights:
+        raise ModelError(
+            f"{place.folder} has other weights than when the deployment started, and {place.spec.name} does not mix"
+            " them: put those back, or stop and serve again"
+        )
 
 
 def weights_for(config: Config) -> Callable[[Path], Weights]:

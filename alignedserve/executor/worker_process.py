@@ -11,7 +11,7 @@ from typing import Protocol
 
 from alignedserve.architectures.model_source import cache_directory
 from alignedserve.core import FREE_COPIES
-from alignedserve.cost.profile import Profile
+from alignedserve.cost.profile import Profile, keep, known_profile
 from alignedserve.cost.promising import LearntPromise
 from alignedserve.engine.device.devices import finish, gpu_uuid
 from alignedserve.engine.engine import Engine
@@ -73,8 +73,9 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Work
             look_ahead=look_ahead,
             copies_beside=built.copies_beside,
             energy_source=energy.source,
-            promise=promise.told if profile and engine.config.generates else None,
+            promise=promise if profile and engine.config.generates else None,
             layers=0 if pauses is None else engine.config.num_layers,
+            looks_first=True,
         )
         core = make(setup)
         part.at_work.under_way = lambda: core.copying  # a copy that ends this process ends it amid other events
@@ -85,6 +86,8 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Work
         finally:
             faulthandler.cancel_dump_traceback_later()
             hands.close()
+            if profile and setup.cost:
+                keep(cache_directory(config.cache_directory), profile.refined(setup.cost))
 
 
 def _known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None:
@@ -96,11 +99,13 @@ def _known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None
         return None
     folder, subject = cache_directory(given), subject_of(engine, part.folder)
     bounds = bounds_of(engine, room.limits, room.max_model_len)
+    if (known := known_profile(folder, subject, bounds.limits)) is not None:
+        return known
     meter = Meter(engine, synchronize=lambda: finish(engine.device))
     part.signs.stage(Stage.TURN)
     with one_at_a_time(folder, part.signs.advance):  # two would disturb each other
         part.signs.stage(Stage.STEPS)
-        return start_profile(meter, bounds, subject, part.shared_memory, folder, profile_s, part.incarnation > 1)
+        return start_profile(meter, bounds, subject, part.shared_memory, folder, profile_s)
 
 
 def run_rank(place: Place) -> None:

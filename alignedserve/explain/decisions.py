@@ -16,6 +16,7 @@ from alignedserve.core import Request, ServiceClass, StepPlan
 
 MOST_DECISIONS = 8_192  # of a part: the last minutes, where a request has a dozen
 MOST_STEPS = 4_096  # of a worker
+HIDDEN = -1  # in place of a number that a caller may not see
 
 
 class Kind(str, Enum):

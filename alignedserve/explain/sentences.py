@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite
 from types import MappingProxyType
 from typing import TypeAlias
 
 from alignedserve.core import ServiceClass
-from alignedserve.explain.decisions import Decision, Kind, Step
+from alignedserve.explain.decisions import HIDDEN, Decision, Kind, Step
 from alignedserve.explain.story import Moment, Stay, Story, StoryStage
 
 PriceOf: TypeAlias = Callable[[float, float], float]  # of seconds of workers and joules; 0: there are no prices
@@ -24,6 +25,19 @@ def _counted(count: int, noun: str) -> str:
 
 def _of(text: str, why: str) -> str:
     return f"{text}: {why}" if why else text
+
+
+def _after(number: int, noun: str) -> str:
+    return "" if number == HIDDEN else f" behind {_counted(number, noun)}"
+
+
+def _others(number: int, noun: str, why: str) -> tuple[str, str]:
+    """Return how many others there were, and of which classes."""
+    return (f"{noun}s", "") if number == HIDDEN else (_counted(number, noun), f" ({why})")
+
+
+def _predicted(seconds: float) -> str:
+    return f", {duration(seconds)} predicted" if isfinite(seconds) else ""
 
 
 # --- Decisions
@@ -45,21 +59,38 @@ def _placed(noted: Decision) -> str:
 
 
 def _queued(noted: Decision) -> str:
-    return f"queued behind {_counted(noted.number, 'prompt')}; {_counted(noted.tokens, 'token')} to compute"
+    return f"queued{_after(noted.number, 'prompt')}; {_counted(noted.tokens, 'token')} to compute"
 
 
 def _behind(noted: Decision) -> str:
-    return f"until then {_counted(noted.tokens, 'token')} of {_counted(noted.number, 'other prompt')} ran ({noted.why})"
+    prompts, by_class = _others(noted.number, "other prompt", noted.why)
+    tokens = "" if noted.tokens == HIDDEN else f"{_counted(noted.tokens, 'token')} of "
+    return f"until then {tokens}{prompts} ran{by_class}"
 
 
 def _beside(noted: Decision) -> str:
-    return (
-        f"in the {duration(noted.seconds)} until then {_counted(noted.number, 'other request')} decoded ({noted.why})"
-    )
+    requests, by_class = _others(noted.number, "other request", noted.why)
+    return f"in the {duration(noted.seconds)} until then {requests} decoded{by_class}"
+
+
+def _length(noted: Decision) -> str:
+    if noted.tokens == HIDDEN:
+        return "predicted an output as of prompts alike"
+    return f"predicted an output of {noted.tokens:,} tokens, nine of ten at most {noted.number:,}"
+
+
+def _joined(noted: Decision) -> str:
+    here = "" if noted.number == HIDDEN else f", one of {_counted(noted.number, 'request')} here"
+    return f"decodes from token {noted.tokens + 1:,} on{here}"
+
+
+def _taken_over(noted: Decision) -> str:
+    behind = _after(noted.number, "other candidate")
+    return f"taken over from {noted.other} ({noted.why}){behind and f',{behind}'}"
 
 
 def _chunk(noted: Decision) -> str:
-    came = f"{duration(noted.seconds)}, {duration(noted.expected_s)} predicted"
+    came = f"{duration(noted.seconds)}{_predicted(noted.expected_s)}"
     return f"step {noted.number} ran {_counted(noted.tokens, 'token')} of its prompt ({came})"
 
 
@@ -82,9 +113,7 @@ _SENTENCES: Mapping[Kind, Callable[[Decision], str]] = MappingProxyType(
         Kind.ARRIVED: _arrived,
         Kind.DECLARED: lambda _: "its owner told it to this router, which had just started",
         Kind.REFUSED: lambda noted: f"refused ({noted.other}): {noted.why}",
-        Kind.PREDICTED: lambda noted: (
-            f"predicted an output of {noted.tokens:,} tokens, nine of ten at most {noted.number:,}"
-        ),
+        Kind.PREDICTED: _length,
         Kind.PLACED: _placed,
         Kind.MOVED: lambda noted: f"heard that {noted.other} has it",
         Kind.CANCELLED: lambda _: "cancelled: its client has gone, or did not want it any more",
@@ -97,13 +126,9 @@ _SENTENCES: Mapping[Kind, Callable[[Decision], str]] = MappingProxyType(
         Kind.OFFERED: lambda noted: f"its prompt is through: offered to {noted.other}",
         Kind.WRITES: lambda _: "its prompt is through: its KV goes to the pool",
         Kind.COMMITTED: lambda _: "its KV is in the pool, where it waits for a decode worker",
-        Kind.CANDIDATE: lambda noted: (
-            f"taken over from {noted.other} ({noted.why}), behind {_counted(noted.number, 'other candidate')}"
-        ),
+        Kind.CANDIDATE: _taken_over,
         Kind.JOINING: lambda noted: f"got memory; its KV is copied from {noted.other}",
-        Kind.JOINED: lambda noted: (
-            f"decodes from token {noted.tokens + 1:,} on, one of {_counted(noted.number, 'request')} here"
-        ),
+        Kind.JOINED: _joined,
         Kind.DISPLACED: _displaced,
         Kind.DROPPED: lambda _: "dropped here: it was cancelled, or it runs elsewhere",
         Kind.ENDED: _ended,
@@ -142,12 +167,13 @@ def _steps(steps: Sequence[Step]) -> str:
         return ""
     num, longest = len(steps), max(steps, key=lambda step: step.seconds)
     predicted, came = (sum(times) / num for times in _times(steps))
-    text = f" in {_counted(num, 'step')} of {duration(came)}, {duration(predicted)} predicted"
+    text = f" in {_counted(num, 'step')} of {duration(came)}{_predicted(predicted)}"
     if num == 1:
         return text
-    held = [_counted(longest.prompt_tokens, "prompt token")] if longest.prompt_tokens else []
-    held += [_counted(longest.decodes, "decode")] if longest.decodes else []
-    return f"{text}; the longest {duration(longest.seconds)}, step {longest.number} with {' and '.join(held)}"
+    held = [_counted(longest.prompt_tokens, "prompt token")] if longest.prompt_tokens > 0 else []
+    held += [_counted(longest.decodes, "decode")] if longest.decodes > 0 else []
+    with_these = f" with {' and '.join(held)}" if held else ""
+    return f"{text}; the longest {duration(longest.seconds)}, step {longest.number}{with_these}"
 
 
 def _times(steps: Sequence[Step]) -> tuple[list[float], list[float]]:
@@ -156,7 +182,7 @@ def _times(steps: Sequence[Step]) -> tuple[list[float], list[float]]:
 
 def _waited(stay: Stay, what: str, kind: Kind, others: str) -> str:
     noted = stay.noted(kind)
-    after = f" behind {_counted(noted[0].number, others)}" if noted else ""
+    after = _after(noted[0].number, others) if noted else ""
     return f"waited for {what} on {stay.part}{after}{_meanwhile(stay)}"
 
 
@@ -170,7 +196,7 @@ def _prompt(stay: Stay) -> str:
     chunks = stay.noted(Kind.CHUNK)
     predicted, came = sum(chunk.expected_s for chunk in chunks), sum(chunk.seconds for chunk in chunks)
     tokens = _counted(sum(chunk.tokens for chunk in chunks), "token")
-    in_steps = f"{_counted(len(chunks), 'step')} of {duration(came)} together, {duration(predicted)} predicted"
+    in_steps = f"{_counted(len(chunks), 'step')} of {duration(came)} together{_predicted(predicted)}"
     return f"its prompt ran on {stay.part}: {tokens} in {in_steps}"
 
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from math import inf
 from types import MappingProxyType
+from typing import Any
 
 from alignedserve.core import ServiceClass
-from alignedserve.explain.decisions import Decision, Findings, Kind, Step
+from alignedserve.explain.decisions import HIDDEN, Decision, Findings, Kind, Step
 
 _ID_PREFIXES = ("chatcmpl-", "cmpl-")  # of answers; the request has the same id with another prefix
 _PREFIX = "req-"
@@ -51,6 +53,21 @@ _BEGINS: Mapping[Kind, StoryStage] = MappingProxyType(
     }
 )
 NEXT_ATTEMPT_S = 5.0  # a lost attempt without a successor until then was the last: the owner gave the request up
+# What decisions tell of other requests. What is predicted of a step follows from all that runs in it, and a predicted
+# output from all outputs of prompts alike. The place in line is in the stream itself.
+_OF_OTHERS: Mapping[Kind, Mapping[str, Any]] = MappingProxyType(
+    {
+        Kind.ARRIVED: {"expected_s": 0.0},
+        Kind.PREDICTED: {"tokens": HIDDEN},
+        Kind.QUEUED: {"number": HIDDEN},
+        Kind.BEHIND: {"number": HIDDEN, "tokens": HIDDEN, "why": ""},
+        Kind.BESIDE: {"number": HIDDEN, "why": ""},
+        Kind.CHUNK: {"expected_s": inf},
+        Kind.CANDIDATE: {"number": HIDDEN},
+        Kind.JOINED: {"number": HIDDEN},
+        Kind.DISPLACED: {"other": "another request"},
+    }
+)
 ENDS = (Kind.REFUSED, Kind.ENDED, Kind.LOST, Kind.CANCELLED, Kind.REPLACED)
 
 
@@ -151,6 +168,21 @@ class Story:
     def is_of(self, salt: str) -> bool:
         """Return whether a caller with this salt sent the request."""
         return bool(self.moments) and all(noted.salt.startswith(salt) for _, noted in self._pairs)
+
+
+def without_others(story: Story) -> Story:
+    """Return the story as a caller may read it who may not see what others do: without any number of theirs."""
+
+    def own(moment: Moment) -> Moment:
+        hidden = _OF_OTHERS.get(moment.decision.kind)
+        return moment if hidden is None else replace(moment, decision=replace(moment.decision, **hidden))
+
+    def bare(steps: Sequence[Step]) -> list[Step]:
+        return [replace(step, predicted_s=inf, prompt_tokens=HIDDEN, decodes=HIDDEN) for step in steps]
+
+    stays = [replace(it, moments=[*map(own, it.moments)], steps=bare(it.steps)) for it in story.stays]
+    steps = {part: bare(its) for part, its in story.steps.items()}
+    return replace(story, moments=tuple(map(own, story.moments)), displaced=(), stays=tuple(stays), steps=steps)
 
 
 def tell(request: str, answers: Iterable[PartAnswer], silent: Iterable[str], asked_at: float) -> Story:

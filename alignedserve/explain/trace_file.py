@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from math import isfinite
 from typing import Any
 
-from alignedserve.explain.decisions import Step
+from alignedserve.explain.decisions import HIDDEN, Step
 from alignedserve.explain.sentences import said, said_of_stay
 from alignedserve.explain.story import Moment, Stay, Story
 
@@ -58,11 +58,13 @@ def _moment(moment: Moment, pid: int, zero: float) -> TraceEvent:
 
 
 def _step(step: Step, pid: int, zero: float) -> TraceEvent:
-    kinds = [*(["prefill"] if step.prompt_tokens else []), *(["decode"] if step.decodes else [])]
-    args: dict[str, float] = {"step": step.number, "prompt tokens": step.prompt_tokens, "decodes": step.decodes}
+    kinds = [*(["prefill"] if step.prompt_tokens > 0 else []), *(["decode"] if step.decodes > 0 else [])]
+    args: dict[str, float] = {"step": step.number}
+    if step.decodes != HIDDEN:
+        args |= {"prompt tokens": step.prompt_tokens, "decodes": step.decodes}
     if isfinite(step.predicted_s):
         args["predicted ms"] = round(step.predicted_s * 1e3, 3)
-    place = {"name": " and ".join(kinds), "cat": "step", "pid": pid, "tid": _STEPS}
+    place = {"name": " and ".join(kinds) or "step", "cat": "step", "pid": pid, "tid": _STEPS}
     began_s, ended_s = step.began_at - zero, step.began_at + step.seconds - zero
     return place | span(began_s, ended_s) | {"args": args}
 

@@ -9,7 +9,7 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -34,6 +34,7 @@ from alignedserve.gateway.access.ledger import Ledger, ledger_name
 from alignedserve.gateway.app import make_app
 from alignedserve.gateway.batches import BatchRoutes
 from alignedserve.gateway.dashboard import Dashboard, OpenJobs
+from alignedserve.gateway.embed_side import embedding_model
 from alignedserve.gateway.files import FileRoutes, HttpRoute
 from alignedserve.gateway.http.connections import GatewayConnection, raise_file_limit
 from alignedserve.gateway.http.handover import Handover, handed_on
@@ -44,7 +45,7 @@ from alignedserve.owner.shell import Halt, Owner
 from alignedserve.owner.siblings import Siblings, siblings
 from alignedserve.protocol.messages import Figures
 from alignedserve.shell.event_loop import run_loop
-from alignedserve.shell.listener import bind
+from alignedserve.shell.listener import ask_for, bind, port_name
 from alignedserve.shell.loop_watch import LoopWatch
 from alignedserve.shell.part import OnStart, Part
 from alignedserve.store.storage import LazyStorage, holder_of, is_on
@@ -105,7 +106,7 @@ class Gateway:
     def __init__(
         self,
         app: FastAPI,
-        owner: Owner,
+        owners: Sequence[Owner],
         listener: socket.socket,
         siblings: Siblings,
         pictures: RequestPictures,
@@ -114,7 +115,7 @@ class Gateway:
         budgets: Budgets,
         handover: Handover,
     ) -> None:
-        self._app, self._owner, self._drain_s, self._keys_file = app, owner, server.drain_s, keys_file
+        self._app, self._owners, self._drain_s, self._keys_file = app, owners, server.drain_s, keys_file
         self._listener, self._siblings, self._pictures = listener, siblings, pictures
         self._handover = handover
         cert, self._budgets = server.tls_cert, budgets
@@ -153,7 +154,7 @@ class Gateway:
         """Leave connections to the other gateways at this port until this one knows workers, or is to stop. If none is
         known for long, the gateway listens, and answers why requests are refused."""
         ends_at = time.monotonic() + MOST_UNREADY_S
-        while self._handover.has_others and not (self._owner.ready or self._app.state.draining):
+        while self._handover.has_others and not (self._owners[0].ready or self._app.state.draining):
             if time.monotonic() >= ends_at:
                 return
             await asyncio.sleep(READY_LOOK_S)
@@ -166,13 +167,18 @@ class Gateway:
             self._app.state.draining = True
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._wait_until_idle(), self._drain_s)
-        if self._owner.num_open:
-            log.warning("%d requests did not end within %.1f s and are cut off", self._owner.num_open, self._drain_s)
-            self._owner.cut_off()
+        if self._num_open:
+            log.warning("%d requests did not end within %.1f s and are cut off", self._num_open, self._drain_s)
+            for owner in self._owners:
+                owner.cut_off()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._wait_until_idle(), CUT_OFF_S)
         self._dashboard.end()
         self._server.should_exit = True
+
+    @property
+    def _num_open(self) -> int:
+        return sum(owner.num_open for owner in self._owners)
 
     def _leave_connections(self) -> None:
         """Leave new connections to the gateway that replaces this one, and end each that there is with its next answer.
@@ -185,7 +191,7 @@ class Gateway:
         self._dashboard.end()
 
     async def _wait_until_idle(self) -> None:
-        while self._owner.num_open or (self._handover.is_done and self._server.server_state.connections):
+        while self._num_open or (self._handover.is_done and self._server.server_state.connections):
             await asyncio.sleep(DRAIN_LOOK_S)
 
 
@@ -205,25 +211,31 @@ async def _follow(read: Callable[[], object], what_is: str, then: Callable[[], o
             fault = str(error)
 
 
+def _listed(origins: str | None) -> tuple[str, ...] | None:
+    return None if origins is None else tuple(filter(None, map(str.strip, origins.split(","))))
+
+
 def run(part: Part, on_start: OnStart) -> None:
     server, jobs, spec = part.config.server, part.config.jobs, part.spec
-    # A next launcher binds the port too, while this gateway goes on (launch/succession.py).
-    is_shared = server.gateways > 1 or spec.outlive_s > 0
-    listener = handed_on(spec) or bind(server.host, server.port, is_shared)
+    # On a machine without the launcher it binds one itself.
+    listener = handed_on(spec) or ask_for(port_name(server.port)) or bind(server.host, server.port, server.gateways > 1)
     model, capacity = part.capacity()
     text = TextModel.load(part.folder, part.config.reasoning_parser, part.config.tool_call_parser)
     text = replace(text, pooled=read_pooled(part.folder, model))
+    if text.template is not None:
+        _ = text.template.tokenizer  # made now: no chat is to wait for it
     if text.reasoning is not None:
         log.info("answers come without their reasoning, which is read as that of %s", text.reasoning.name)
     owner = Owner(part)
     keys_file = KeysFile(server.api_key, server.keys_file)
-    name = part.config.served_model_name or part.config.model
+    names = part.config.model_names
+    name = names[0]
     settings = GatewaySettings(
-        served_model_names=(name,),
+        served_model_names=names,
         max_model_len=capacity.max_model_len,
         keys=keys_file.ring,
         is_exposed=not is_loopback(server.host),
-        cors_origins=tuple(filter(None, map(str.strip, (server.cors_origins or "").split(",")))),
+        cors_origins=_listed(server.cors_origins),
         names=(server.host, socket.gethostname()),
         metrics_prefix=server.metrics_prefix,
         body_limit_bytes=body_limit_bytes(part.config),
@@ -244,7 +256,14 @@ def run(part: Part, on_start: OnStart) -> None:
     limits = part.shared_memory / ledger_name(spec.deployment)
     ledger = Ledger(limits, int(spec.name.rpartition("-")[2]), budgets_of(jobs))
     keeper = ResponseKeeper(storage, jobs, runner_away_s)
-    app = make_app(owner, text, settings, ledger, routes, traces, keeper, Adapters.for_part(part))
+
+    def hear_embed(figures: Figures, model: str) -> None:
+        app.state.parts.update(figures, model)
+        dashboard.hear(replace(figures, rt=None, be=None))  # the page's queues are those of chats
+
+    embed = embedding_model(part, hear_embed)
+    of_app = ledger, routes, traces, keeper, Adapters.for_part(part), embed and embed[0]
+    app = make_app(owner, text, settings, *of_app)
     dashboard: Dashboard = app.state.dashboard
     if storage is not None:
         dashboard.jobs = OpenJobs(storage, owner.now)
@@ -265,9 +284,12 @@ def run(part: Part, on_start: OnStart) -> None:
     pictures = request_pictures(part, app.state.metrics.log, owner.now)
     dashboard.all_requests = pictures.of_all
     handover = Handover(spec, listener, has_others=server.gateways > 1 or bool(spec.replaces))
-    gateway = Gateway(app, owner, listener, others, pictures, server, keys_file, ledger.budgets, handover)
+    owners = [owner, *([] if embed is None else [embed[1]])]
+    gateway = Gateway(app, owners, listener, others, pictures, server, keys_file, ledger.budgets, handover)
     on_start(gateway)
     for each in (settings, gateway):
         part.live.on_change(each.reload)
-    with closing(traces), owner.running():
+    with closing(traces), contextlib.ExitStack() as running:
+        for each in owners:
+            running.enter_context(each.running())
         gateway.run(part.watch)

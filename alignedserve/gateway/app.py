@@ -17,6 +17,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from datetime import datetime, timezone
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias, TypeVar
@@ -24,7 +25,6 @@ from typing import Any, TypeAlias, TypeVar
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
@@ -36,13 +36,15 @@ from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.keys import ANONYMOUS, USUAL_SCOPES, Scope
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.dashboard import Dashboard, GatewayHead
+from alignedserve.gateway.embed_side import VectorModel
 from alignedserve.gateway.embedding import VectorRoutes
-from alignedserve.gateway.exchanges import ChatExchange, answer_body
-from alignedserve.gateway.files import Answer, HttpRoute
+from alignedserve.gateway.exchanges import ChatExchange, answer_body, ignored_header
+from alignedserve.gateway.files import Answer, HttpRoute, list_object
 from alignedserve.gateway.http.error_responses import on_api_error, on_http_error
 from alignedserve.gateway.http.middleware import PAGE, OpenCalls, RequestMiddleware, caller_of, tab_of
-from alignedserve.gateway.http.origins import Origins
+from alignedserve.gateway.http.origins import Origins, PagesOfOrigins
 from alignedserve.gateway.http.scraping import Scrapes
+from alignedserve.gateway.llama_cpp import LlamaRoutes
 from alignedserve.gateway.messages import MessageRoutes
 from alignedserve.gateway.openai.errors import ApiError, draining, invalid, not_ready
 from alignedserve.gateway.openai.requests import detokenize, tokenize
@@ -55,6 +57,7 @@ from alignedserve.gateway.openai.types import (
     LoadAdapter,
     TokenizeRequest,
     UnloadAdapter,
+    unread_variables,
 )
 from alignedserve.gateway.openapi import document
 from alignedserve.gateway.pages import docs_page, front_answer, html_answer
@@ -78,9 +81,10 @@ def make_app(
     traces: Traces | None = None,
     keeper: ResponseKeeper | None = None,
     adapters: Adapters | None = None,
+    embedding: VectorModel | None = None,
 ) -> FastAPI:
     """Return the application; `job_routes` are the routes of files and batches, if the deployment has them, `keeper`
-    keeps responses, and clients may choose `adapters` as their model.
+    keeps responses, and clients may choose `adapters` as their model, or `embedding` for vectors.
 
     Set `app.state.draining` to refuse new requests while open requests run on. Set `app.state.scrapes.owners` if there
     are other owners, and `app.state.calls.most` to the number of connections. Call `app.state.end_revoked` when keys
@@ -90,31 +94,31 @@ def make_app(
     named = settings.served_model_names[0], settings.metrics_prefix
     told = client.now, client.name, settings.keys.knows_name, settings.prices
     app.state.metrics = metrics = RequestMetrics(*named, *told)
-    app.state.parts = parts = PartMetrics(*named, lambda: client.members)
+    more = traces or Traces(), lambda: bool(app.state.draining), adapters, embedding
+    starter = Starter(client, text, settings, metrics, *more)
+    app.state.parts = parts = PartMetrics(*named, lambda: starter.whole.members)
     app.state.scrapes = Scrapes(parts, lambda: asyncio.gather(metrics.text()))  # of this gateway alone
     app.state.calls = calls = OpenCalls()
     app.add_middleware(
         RequestMiddleware,
         calls=calls,
         keys=settings.keys,
-        origins=Origins(settings.cors_origins, settings.names),
+        origins=(origins := Origins(settings.cors_origins, settings.names, settings.is_exposed)),
         ledger=ledger or Ledger(),
         metrics=metrics,
         now=client.now,
+        on_end=starter.explaining.note_end,
     )
-    if origins := settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
-        )
+    app.add_middleware(PagesOfOrigins, origins=origins)
     app.add_exception_handler(AlignedServeError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
-    starter = Starter(client, text, settings, metrics, traces or Traces(), lambda: bool(app.state.draining), adapters)
-    routes, described = _Routes(app, starter), document(bool(job_routes))
-    app.state.dashboard = dashboard = Dashboard(client, metrics.log, routes.head, settings.stalled_client_s)
+    described = document(bool(job_routes))
+    routes = _Routes(app, starter, docs_page(described))
+    app.state.dashboard = dashboard = Dashboard(starter.whole, metrics.log, routes.head, settings.stalled_client_s)
     app.state.end_revoked = lambda: calls.end_revoked(settings.keys)
     unscoped = (
         ("GET", "/", routes.front),
-        ("GET", "/docs", _always(html_answer, docs_page(described))),
+        ("GET", "/docs", routes.docs),
         ("GET", "/live", _always(JSONResponse, {"status": "alive"})),  # what does not answer should be started again
         ("GET", "/health", routes.health),
         ("GET", "/ready", routes.ready),
@@ -132,6 +136,7 @@ def make_app(
         ("GET", "/version", routes.version),
         *ResponseRoutes(starter, keeper or ResponseKeeper(None, JobsConfig())).routes,
         *MessageRoutes(starter).routes,
+        *LlamaRoutes(starter).routes,
         *VectorRoutes(starter).routes,
     )
     changing = (
@@ -185,19 +190,19 @@ def _always(answer: Callable[[T], Response], told: T) -> Answer:
 
 
 class _Routes:
-    def __init__(self, app: FastAPI, starter: Starter) -> None:
-        self._app, self._starter = app, starter
-        self._client, self._text, self._settings = starter.client, starter.text, starter.settings
+    def __init__(self, app: FastAPI, starter: Starter, docs: str) -> None:
+        self._app, self._starter, self._docs = app, starter, docs
+        self._client, self._text, self._settings = starter.whole, starter.text, starter.settings
         self._began_at = int(time.time())
 
     async def models(self, http: HttpRequest) -> Response:
-        cards = [self._card(name) for name in self._settings.served_model_names]
+        cards = [self._card(name) for name in self._starter.model_names]
         cards += [self._adapter_card(adapter, http) for adapter, _ in self._starter.adapters.loaded.values()]
-        return JSONResponse({"object": "list", "data": cards})
+        return JSONResponse(list_object([card["id"] for card in cards], cards, has_more=False))
 
     async def model(self, http: HttpRequest) -> Response:
         name = http.path_params["name"]
-        adapter = self._starter.check_model(name)
+        _, adapter = self._starter.vector_model(name)
         return JSONResponse(self._card(name) if adapter is None else self._adapter_card(adapter, http))
 
     async def health(self, _: HttpRequest) -> Response:
@@ -250,7 +255,7 @@ class _Routes:
     def head(self) -> GatewayHead:
         """Return what this gateway says of itself: its state, its models and its promise."""
         state = "draining" if self._app.state.draining else "ready" if self._client.ready else "not ready"
-        return state, self._settings.served_model_names, self._settings.usual.slo
+        return state, self._starter.model_names, self._settings.usual.slo
 
     def _promise(self) -> dict[str, float | str] | None:
         """Return what chats are promised that ask for nothing; None where the model writes no text."""
@@ -268,20 +273,21 @@ class _Routes:
 
     async def convert(self, kind: type[TextBody], convert: _Convert[TextBody], http: HttpRequest) -> Response:
         async with self._starter.read(http, kind) as body:
-            self._starter.check_model(body.model)
-            arguments = body, self._text, self._settings.max_model_len
+            model, _ = self._starter.vector_model(body.model)
+            arguments = body, model.text, model.max_model_len
             answer, num_tokens = await self._starter.in_thread(http, partial(convert, *arguments))
+            unread = unread_variables(getattr(body, "chat_template_kwargs", None), self._text)
         tab_of(http).convert(num_tokens)
-        return json_response(answer, {}, self._settings.stalled_client_s)
+        return json_response(answer, ignored_header(unread), self._settings.stalled_client_s)
 
     async def load_adapter(self, http: HttpRequest) -> Response:
         async with self._starter.read(http, LoadAdapter) as body:
-            name, models = body.lora_name, self._settings.served_model_names
+            name, models = body.lora_name, self._starter.model_names
         load = partial(self._starter.adapters.load, name, body.lora_path, models)
         try:
             await self._starter.in_thread(http, load)  # it reads all files of the adapter
         except AdapterError as error:
-            raise invalid(str(error), code="invalid_lora") from error
+            raise invalid(str(error), code="invalid_lora", logged="the adapter cannot be loaded") from error
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     async def unload_adapter(self, http: HttpRequest) -> Response:
@@ -297,16 +303,26 @@ class _Routes:
 
     async def front(self, http: HttpRequest) -> Response:
         settings = self._settings
-        return front_answer(http, _version(), settings.served_model_names, has_keys=bool(settings.keys))
+        has_keys, is_chat = bool(settings.keys), self._text.template is not None
+        return front_answer(http, _version(), settings.listed_names, has_keys, is_chat)
+
+    async def docs(self, http: HttpRequest) -> Response:
+        return html_answer(self._docs, http)
 
     def _card(self, name: str) -> dict[str, Any]:
+        """Return what OpenAI's and Anthropic's clients look for."""
+        model, _ = self._starter.vector_model(name)
+        since = datetime.fromtimestamp(self._began_at, timezone.utc)
         return {
             "id": name,
             "object": "model",
+            "type": "model",
+            "display_name": name,
             "created": self._began_at,
+            "created_at": since.isoformat().replace("+00:00", "Z"),
             "owned_by": "alignedserve",
-            "max_model_len": self._settings.max_model_len,
-            "promise": self._promise(),
+            "max_model_len": model.longest,
+            "promise": None if model is self._starter.embedding else self._promise(),
         }
 
     def _adapter_card(self, adapter: Adapter, http: HttpRequest) -> dict[str, Any]:

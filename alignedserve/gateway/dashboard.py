@@ -31,7 +31,7 @@ from alignedserve.gateway.openai.errors import invalid, overloaded
 from alignedserve.gateway.openai.streaming import WatchedStream
 from alignedserve.gateway.pages import html_answer
 from alignedserve.metrics.recent import SLOT_S, SLOTS_S, RecentRequests, RequestLog
-from alignedserve.owner.client import OwnerClient
+from alignedserve.owner.client import DeploymentClient
 from alignedserve.protocol.messages import Figures
 from alignedserve.shell.process import own_process
 from alignedserve.store.job import Forecast, Job, JobStatus, LineCounts
@@ -49,7 +49,7 @@ GatewayHead: TypeAlias = tuple[str, tuple[str, ...], Slo]  # the state, the mode
 
 class Dashboard:
     def __init__(
-        self, client: OwnerClient, requests: RequestLog, head: Callable[[], GatewayHead], stalled_page_s: float
+        self, client: DeploymentClient, requests: RequestLog, head: Callable[[], GatewayHead], stalled_page_s: float
     ) -> None:
         """`stalled_page_s` is the time after which a page that reads nothing is cut off."""
         self._client, self._requests, self._head = client, requests, head
@@ -86,8 +86,8 @@ class Dashboard:
         for page in self._pages:
             page.put(None)
 
-    async def page(self, _: HttpRequest) -> Response:
-        return html_answer(live_page())
+    async def page(self, http: HttpRequest) -> Response:
+        return html_answer(live_page(), http)
 
     async def events(self, http: HttpRequest) -> Response:
         asked = http.query_params.get("slot_s", f"{SLOT_S:g}")

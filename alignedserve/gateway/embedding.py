@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from alignedserve.architectures.vectors import PooledRule
 from alignedserve.core import Request
+from alignedserve.gateway.exchanges import ignored_header
 from alignedserve.gateway.files import HttpRoute
 from alignedserve.gateway.http.middleware import record_of, tab_of
 from alignedserve.gateway.http.records import BodyMeter
@@ -37,7 +38,7 @@ from alignedserve.gateway.vectors import (
     rerank_answer,
     score_answer,
 )
-from alignedserve.owner.client import Delivered
+from alignedserve.owner.client import Delivered, OwnerClient
 from alignedserve.tracing.traces import Follow
 
 _RERANK = ("/v1/rerank", "/rerank", "/v2/rerank")
@@ -71,32 +72,36 @@ class VectorRoutes:
     ) -> Response:
         """Answer a body of this kind: `make` makes its requests, and `build` the answer from requests and vectors."""
         starter = self._starter
-        starter.check_ready()
+        starter.check_draining()
         async with starter.read(http, kind) as body:
-            adapter = starter.check_model(body.model)
+            model, adapter = starter.vector_model(body.model)
+            starter.check_ready(model.client)
             promise = make_promise(body, http.headers, starter.settings.usual, tab_of(http).caller.limits)
             record = record_of(http)
-            origin = Origin(record.id, starter.client.name, record.began_at, tab_of(http).caller, adapter)
-            work = partial(make, body, promise, origin, starter.text, starter.settings.max_model_len)
+            origin = Origin(record.id, model.client.name, record.began_at, tab_of(http).caller, adapter)
+            work = partial(make, body, promise, origin, model.text, model.max_model_len)
             requests = await starter.in_thread(http, work)
-        assert starter.text.pooled is not None, "no request was made without it"
+        assert model.text.pooled is not None, "no request was made without it"
         prompt_tokens, tab = sum(len(request.prompt) for request in requests), tab_of(http)
-        at_once = tab.hold_up_to(min(len(requests), starter.settings.at_once))
+        at_once = tab.hold_up_to(min(len(requests), model.at_once))
         tab.hold_choices(len(requests))
         tab.pay(requests, prompt_tokens, has_limit=True)
-        meter, follow = starter.follow(http, promise, requests, prompt_tokens)
-        numbered = enumerate(requests)
-        work = (partial(self._read, number, request, meter, follow, number >= at_once) for number, request in numbered)
+        meter, follow = starter.follow(http, promise, requests, prompt_tokens, model)
+        read = partial(self._read, model.client, meter, follow)
+        work = (partial(read, number, request, number >= at_once) for number, request in enumerate(requests))
         vectors = await unless_gone(http.receive, all_of(work, at_once))
         meter.end()
-        answer = await starter.in_thread(http, partial(build, body, requests, vectors, starter.text.pooled))
+        answer = await starter.in_thread(http, partial(build, body, requests, vectors, model.text.pooled))
         answer["usage"] |= cost_of(meter.charged)
-        return json_response(answer, meter.timing_headers(is_over=True), starter.settings.stalled_client_s)
+        headers = {**ignored_header(body.ignored), **meter.timing_headers(is_over=True)}
+        return json_response(answer, headers, starter.settings.stalled_client_s)
 
-    async def _read(self, number: int, request: Request, meter: BodyMeter, follow: Follow, has_waited: bool) -> bytes:
+    async def _read(
+        self, client: OwnerClient, meter: BodyMeter, follow: Follow, number: int, request: Request, has_waited: bool
+    ) -> bytes:
         """Run a request. If it `has_waited` for others of its body, its deadlines count from now on."""
         if has_waited:
-            request = replace(request, arrival_at=self._starter.client.now())
+            request = replace(request, arrival_at=client.now())
         with meter.meter(number, request) as of_text, follow(request) as trace:
 
             def note(delivered: Delivered) -> None:
@@ -106,4 +111,4 @@ class VectorRoutes:
                 meter.finish_choice(number, _FINISH)
                 trace.finish(_FINISH)
 
-            return await read_vector(self._starter.client, request, note, of_text.use.charge)
+            return await read_vector(client, request, note, of_text.use.charge)

@@ -2,6 +2,8 @@
 
 ChatExchange   OpenAI's chat and text completions: chunks of several choices, one beside another
 ToldExchange   interfaces with named events, which an ItemAnswer makes: Responses and Messages
+
+llama_cpp.py has one more, for that server's own routes.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from alignedserve.owner.client import InLine
 from alignedserve.shell.event_loop import ENDS
 
 _log = logging.getLogger("alignedserve.gateway")
-Told = TypeVar("Told", AnswerShape, ItemAnswer)
+Told = TypeVar("Told")
 
 
 class Exchange(ABC, Generic[Told]):
@@ -49,7 +51,8 @@ class Exchange(ABC, Generic[Told]):
         """`ignored` are the fields of the body that are set and change nothing; a header names them. `told` makes the
         answer of pieces."""
         self._generation, self._meter, self._stalled_s = started.generation, started.meter, started.stalled_client_s
-        self._is_streamed, self._headers, self._told = is_streamed, ignored_header(ignored), told
+        self._is_streamed, self._told = is_streamed, told
+        self._headers = {**ignored_header(ignored), **started.headers}
 
     async def answer(self, http: HttpRequest) -> Response:
         """Return the answer when its first token has come: until then a refusal is answered by an HTTP status."""
@@ -78,8 +81,8 @@ class Exchange(ABC, Generic[Told]):
         except BaseException as error:
             if not isinstance(error, AlignedServeError):
                 _log.exception("a stream failed")
-            self._meter.finish("error")
-            for part in self._failed(api_error(error)):
+            self._meter.finish("error", told := api_error(error))
+            for part in self._failed(told):
                 yield part
         if self._end:
             yield self._end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -16,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from alignedserve.config.sections import JobsConfig
 from alignedserve.gateway.access.keys import Caller
 from alignedserve.gateway.access.shared_bound import SharedBound
-from alignedserve.gateway.http.limits import MOST_ROWS, LookPace
+from alignedserve.gateway.http.limits import MOST_ROWS, BytePace, LookPace
 from alignedserve.gateway.http.middleware import caller_of, tab_of
 from alignedserve.gateway.http.uploading import UploadForm, receive
 from alignedserve.gateway.openai.errors import ApiError, invalid, no_room
@@ -43,7 +44,8 @@ class FileRoutes:
     def __init__(self, open_storage: OpenStorage, config: JobsConfig) -> None:
         self._open_storage, self._config = open_storage, config
         self._transfers = SharedBound()
-        self._looks = LookPace(MOST_ROWS, "rows of files")
+        self._arriving = Counter[str]()  # owner -> bytes of uploads that are not complete
+        self._looks, self._pace = LookPace(MOST_ROWS, "rows of files"), BytePace()
         self._disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="upload")
 
     @property
@@ -70,20 +72,32 @@ class FileRoutes:
             raise no_room(caller, "uploads and downloads")
 
     async def _receive(self, http: HttpRequest, owner: str) -> StoredFile:
-        storage, id = await self._open_storage(), f"file-{uuid4().hex}"
-        async with storage.writing(id) as writing:
-            form = await receive(http, writing, MOST_FILE_MB * _MB, self._disk)
-            file = _make_file(form, id, owner, writing.num_bytes, self._config.keep_s)
-            await storage.commit(writing, threads=self._disk)
+        storage, id, arrived = await self._open_storage(), f"file-{uuid4().hex}", 0
         quota = OwnerUsage(MOST_FILES, self._config.quota_mb * _MB)
+
+        async def grow(num_bytes: int) -> None:
+            """Count bytes that are written next, as if the owner had them already."""
+            nonlocal arrived
+            total = (await storage.store.usage(owner)).bytes + self._arriving[owner] + num_bytes
+            if total > quota.bytes:
+                raise _over_quota(f"your files would take {total} bytes, the limit is {quota.bytes}")
+            arrived += num_bytes
+            self._arriving[owner] += num_bytes
+
+        try:
+            async with storage.writing(id) as writing:
+                form = await receive(http, writing, MOST_FILE_MB * _MB, self._disk, self._pace, grow)
+                file = _make_file(form, id, owner, writing.num_bytes, self._config.keep_s)
+                await storage.commit(writing, threads=self._disk)
+        finally:
+            self._arriving[owner] -= arrived
         try:
             await storage.add(file, writing, quota)
         except OverQuota as error:
-            usage, total = error.usage, error.usage.bytes + file.bytes
-            message = f"you have {usage.files} files: delete some"
-            if total > quota.bytes:
-                message = f"your files would take {total} bytes, the limit is {quota.bytes}: delete some"
-            raise ApiError(413, message, param="file", code="quota_exceeded") from None
+            total = error.usage.bytes + file.bytes
+            is_large = total > quota.bytes
+            said = f"your files would take {total} bytes, the limit is {quota.bytes}"
+            raise _over_quota(said if is_large else f"you have {error.usage.files} files") from None
         return file
 
     async def list(self, http: HttpRequest) -> Response:
@@ -113,17 +127,30 @@ class FileRoutes:
     async def content(self, http: HttpRequest) -> Response:
         storage, file = await self._find(http)
         stalled_s, kind = GatewaySettings.stalled_client_s, "application/octet-stream"
+        if http.method == "HEAD":
+            return Response(headers={"content-length": str(file.bytes)}, media_type=kind)
         async with AsyncExitStack() as held:
             self._begin_transfer(caller := caller_of(http))
             held.callback(self._transfers.give, caller, 1)
             opened = await asyncio.to_thread(storage.blobs.open, file.id)
             held.push_async_callback(asyncio.to_thread, opened.close)
             on_end = held.pop_all().aclose
-        return WatchedStream(_pieces(opened), stalled_s, on_end=on_end, num_bytes=file.bytes, media_type=kind)
+        return WatchedStream(
+            self._pieces(opened, caller), stalled_s, on_end=on_end, num_bytes=file.bytes, media_type=kind
+        )
+
+    async def _pieces(self, opened: IO[bytes], caller: Caller) -> AsyncGenerator[bytes, None]:
+        while piece := await asyncio.to_thread(opened.read, _PIECE_BYTES):
+            await self._pace.take(caller.id, len(piece))
+            yield piece
 
     async def _find(self, http: HttpRequest) -> tuple[Storage, StoredFile]:
         storage = await self._open_storage()
         return storage, await find_file(storage, caller_of(http).id, http.path_params["id"])
+
+
+def _over_quota(why: str) -> ApiError:
+    return ApiError(413, f"{why}: delete some", param="file", code="quota_exceeded")
 
 
 async def find_file(storage: Storage, owner: str, id: str, param: str = "id") -> StoredFile:
@@ -149,18 +176,14 @@ def _make_file(form: UploadForm, id: str, owner: str, num_bytes: int, keep_s: in
     anchor, seconds = (fields.pop(f"expires_after[{name}]", None) for name in ("anchor", "seconds"))
     if fields:
         name = next(iter(fields))
-        raise invalid(f"{name:.80}: there is no such field", name[:80], "unknown_parameter")
+        said = "there is no such field"
+        raise invalid(f"{name:.80}: {said}", name[:80], "unknown_parameter", logged=said)
     if anchor is not None or seconds is not None:
         lives_s, (least, most) = _parse_number(seconds or ""), EXPIRES_S
         if anchor != "created_at" or not least <= lives_s <= most:
             message = f"expires_after: its anchor must be created_at, and its seconds {least} to {most}"
             raise invalid(message, "expires_after")
     return StoredFile(id, owner, filename, num_bytes, Purpose.BATCH, created_at, created_at + lives_s)
-
-
-async def _pieces(opened: IO[bytes]) -> AsyncGenerator[bytes, None]:
-    while piece := await asyncio.to_thread(opened.read, _PIECE_BYTES):
-        yield piece
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:

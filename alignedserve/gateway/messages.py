@@ -284,16 +284,10 @@ class MessageRoutes:
 
     async def _begin(self, http: HttpRequest, body: MessageRequest) -> ToldExchange:
         chat = await self._starter.in_thread(http, lambda: make_chat(body))
-        fills_context = False  # max_tokens may be more than the model has
-        try:
-            started = await self._starter.start(http, chat)
-        except ApiError as error:
-            if (error.param, error.code) != ("max_tokens", "context_length_exceeded"):
-                raise
-            fills_context = True
-            started = await self._starter.start(http, chat.model_copy(update={"max_tokens": None}))
-        id = "msg_" + record_of(http).id.removeprefix("req-")
-        answer = MessageAnswer(id, body.model, started.promise.tier, started.requests[0], fills_context)
+        started = await self._starter.start(http, chat)
+        request, id = started.requests[0], "msg_" + record_of(http).id.removeprefix("req-")
+        fills_context = request.max_tokens < body.max_tokens
+        answer = MessageAnswer(id, body.model, started.promise.tier, request, fills_context)
         unused = [_NAMES.get(name, name) for name in [*chat.ignored, *chat.unread_by(self._starter.text)]]
         ignored = [*body.ignored, *dict.fromkeys(unused)]
         return ToldExchange(started, bool(body.stream), ignored, answer)

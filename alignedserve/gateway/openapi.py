@@ -21,6 +21,7 @@ from alignedserve.gateway.files import EXPIRES_S
 from alignedserve.gateway.files import MOST_LISTED as MOST_FILES
 from alignedserve.gateway.http.error_responses import MESSAGES
 from alignedserve.gateway.http.middleware import PUBLIC
+from alignedserve.gateway.llama_cpp import InfillRequest, LlamaCompletionRequest
 from alignedserve.gateway.messages import CountRequest, MessageRequest
 from alignedserve.gateway.openai.types import (
     ChatRequest,
@@ -48,6 +49,7 @@ _BODIES: dict[str, type[BaseModel]] = {
     for kind in (
         *(ChatRequest, CompletionRequest, ResponseRequest, MessageRequest, CountRequest, EmbeddingRequest),
         *(ScoreRequest, RerankRequest, TokenizeRequest, DetokenizeRequest, LoadAdapter, UnloadAdapter, NewBatch),
+        *(InfillRequest, LlamaCompletionRequest),
     )
 }
 _NEW_FILE = {  # a form

@@ -5,18 +5,22 @@ The answer of / needs no key, so a server with keys names no model there.
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from html import escape
 from importlib.resources import files
 from json import dumps
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from jinja2 import Environment, Template
 from starlette.requests import Request as HttpRequest
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from alignedserve.dashboard.page import policy
+from alignedserve.gateway.openai.errors import overloaded
+from alignedserve.gateway.openai.streaming import WatchedStream, in_turns
 
 
 def html_page(title: str, body: str) -> str:
@@ -27,14 +31,52 @@ def html_page(title: str, body: str) -> str:
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body><h1>{escape(title)}</h1>{body}</body></html>'
 
 
-def html_answer(page: str) -> Response:
+MOST_PLAIN = 64  # pages that are sent at once as they are: their clients need no key, and may read nothing
+_STALL_S = 10.0  # in which such a client must read some
+_PIECE_BYTES = 16 << 10
+
+
+class _EncodedPage(NamedTuple):
+    pieces: tuple[bytes, ...]
+    packed: bytes  # by gzip: a fifth, which fits into what the kernel holds of a connection
+    headers: Mapping[str, str]
+
+
+@lru_cache(maxsize=16)
+def _encoded(page: str) -> _EncodedPage:
+    """Return a page as it is sent, made once: its policy and packing take milliseconds."""
     headers = {
         "Content-Security-Policy": policy(page),
         "Cache-Control": "no-store",
         "Referrer-Policy": "no-referrer",
         "X-Content-Type-Options": "nosniff",
+        "Vary": "Accept, Accept-Encoding",
     }
-    return HTMLResponse(page, headers=headers)
+    data = page.encode()
+    pieces = tuple(data[start : start + _PIECE_BYTES] for start in range(0, len(data), _PIECE_BYTES))
+    return _EncodedPage(pieces, gzip.compress(data, mtime=0), headers)
+
+
+class _PlainPage(WatchedStream):
+    num_open: ClassVar[int] = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        _PlainPage.num_open += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            _PlainPage.num_open -= 1
+
+
+def html_answer(page: str, http: HttpRequest) -> Response:
+    """Answer with a page: packed, as each browser takes it; else in pieces, as the client reads them, and to few."""
+    encoded, kind = _encoded(page), "text/html"
+    if "gzip" in http.headers.get("accept-encoding", ""):
+        return Response(encoded.packed, headers={**encoded.headers, "Content-Encoding": "gzip"}, media_type=kind)
+    if _PlainPage.num_open >= MOST_PLAIN:
+        raise overloaded("as many pages are being sent as the server sends at once: try again, or accept gzip")
+    size = sum(map(len, encoded.pieces))
+    return _PlainPage(in_turns(encoded.pieces), _STALL_S, num_bytes=size, headers=encoded.headers, media_type=kind)
 
 
 _NAME = "AlignedServe"
@@ -48,17 +90,18 @@ _LINKS = {
 }
 
 
-def front_answer(http: HttpRequest, version: str, models: Sequence[str], has_keys: bool) -> Response:
-    """Answer with a page where a browser asks for one, and with JSON otherwise."""
+def front_answer(
+    http: HttpRequest, version: str, models: Sequence[str], has_keys: bool, is_chat: bool = True
+) -> Response:
+    """Answer with a page where a browser asks for one, and with JSON otherwise. `is_chat`: the model has a template."""
     if "text/html" in http.headers.get("accept", ""):
-        page = _template("front.html").render(version=version, models=() if has_keys else models, links=_LINKS)
-        answer = html_answer(html_page(_NAME, page))
-    else:
-        served = {} if has_keys else {"version": version, "models": list(models)}
-        links = {path.rpartition("/")[2].removesuffix(".json"): path for path in _LINKS}
-        answer = JSONResponse({"name": _NAME, **served, "links": links})
-    answer.headers["Vary"] = "Accept"
-    return answer
+        script = _text("dashboard", "markdown.js") + _text("dashboard", "chat.js")  # one, as the policy allows one
+        shown = {"version": version, "models": () if has_keys else models, "links": _LINKS, "is_chat": is_chat}
+        page = _template("front.html").render(**shown, script=script)
+        return html_answer(html_page(_NAME, page), http)
+    served = {} if has_keys else {"version": version, "models": list(models)}
+    links = {path.rpartition("/")[2].removesuffix(".json"): path for path in _LINKS}
+    return JSONResponse({"name": _NAME, **served, "links": links}, headers={"Vary": "Accept"})
 
 
 _TEMPLATES = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -76,7 +119,7 @@ def _text(folder: str, name: str) -> str:
 
 
 _GROUPS = {  # heading -> how the paths of its routes begin
-    "Chats and texts": ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/messages"),
+    "Chats and texts": ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/messages", "/infill", "/completion"),
     "Batch jobs": ("/v1/files", "/v1/batches"),
     "Vectors and ranks": ("/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"),
     "Tokens, models, adapters": ("/tokenize", "/detokenize", "/v1/models", "/v1/load", "/v1/unload"),
@@ -86,6 +129,8 @@ _SAID = {"messages": [{"role": "user", "content": "Name three planets."}]}
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": _SAID,
     "/v1/completions": {"prompt": "The three largest planets are", "max_tokens": 16},
+    "/infill": {"input_prefix": "def double(x):\n    return ", "input_suffix": "\n", "n_predict": 16},
+    "/completion": {"prompt": "The three largest planets are", "n_predict": 16},
     "/v1/responses": {"input": "Name three planets."},
     "/v1/messages": {**_SAID, "max_tokens": 64},
     "/v1/messages/count_tokens": _SAID,

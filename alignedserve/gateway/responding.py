@@ -37,7 +37,7 @@ from alignedserve.gateway.responses.types import (
     renamed,
     shown_fields,
 )
-from alignedserve.gateway.starting import Starter
+from alignedserve.gateway.starting import Starter, tokens_header
 from alignedserve.store.store import StoredResponse
 
 MOST_SENT_BYTES = 128 << 20  # of kept responses that one key has sent to it at once; a single one may have more
@@ -130,7 +130,8 @@ class ResponseRoutes:
         head |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
         kept = await self._kept_items(http, own, head["id"])
         await self._keeper.begin(caller_of(http), kept, head, body, items)
-        return JSONResponse(head, headers=ignored_header(self._ignored(body, chat)))
+        cut = tokens_header(requests, chat.most_tokens)
+        return JSONResponse(head, headers={**ignored_header(self._ignored(body, chat)), **cut})
 
     async def _turn(self, http: HttpRequest, body: ResponseRequest) -> tuple[list[Item], list[Item], ChatRequest]:
         """Return the items of a body's own input, those of the whole conversation, and its chat."""

@@ -18,13 +18,13 @@ from alignedserve.gateway.openai.promises import UsualPromise
 class GatewaySettings:
     """What `reload` changes, all others read when they need it."""
 
-    served_model_names: tuple[str, ...]
+    served_model_names: tuple[str, ...]  # the first is the model's own; one with a * stands for many
     max_model_len: int  # tokens of prompt and output together
     keys: KeyRing = field(default_factory=lambda: KeyRing(()))
     body_limit_bytes: int = 4 << 20
     body_limit_s: float = 30.0
     is_exposed: bool = False  # other machines reach it: without keys clients have the scopes of a usual key alone
-    cors_origins: tuple[str, ...] = ()  # pages of these origins may use the API; none: browsers refuse all of them
+    cors_origins: tuple[str, ...] | None = None  # pages of these may use the API; None: those of this machine
     names: tuple[str, ...] = ()  # names of this server, besides localhost and its addresses
     stalled_client_s: float = 60.0  # an answer is given up if the client reads nothing for this time
     metrics_prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE
@@ -33,6 +33,10 @@ class GatewaySettings:
     prices: Prices = field(default_factory=Prices)
     at_once: int = MOST_OPEN // 2  # requests of a body that run at once: the others of a worker's seats are for others
     scale: Mapping[str, str] = field(default_factory=dict)  # role -> how many workers there may be, by load
+
+    @property
+    def listed_names(self) -> tuple[str, ...]:
+        return tuple(name for name in self.served_model_names if "*" not in name)
 
     @property
     def usual(self) -> UsualPromise:

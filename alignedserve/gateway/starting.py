@@ -10,14 +10,16 @@ from typing import TypeVar
 
 from starlette.requests import Request as HttpRequest
 
+from alignedserve.architectures.model_source import leads_to
 from alignedserve.core import Adapter, Request
 from alignedserve.gateway.access.adapters import Adapters
+from alignedserve.gateway.embed_side import BothSides, VectorModel
 from alignedserve.gateway.explaining import ExplainRoutes
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.http.bodies import Bodies, BodyTurns
 from alignedserve.gateway.http.middleware import record_of, tab_of
 from alignedserve.gateway.http.records import BodyMeter
-from alignedserve.gateway.openai.errors import draining, no_such_model, not_ready
+from alignedserve.gateway.openai.errors import draining, no_such_model, not_ready, only_embeds
 from alignedserve.gateway.openai.promises import ServicePromise, make_promise, retries
 from alignedserve.gateway.openai.reading import AnswerReader
 from alignedserve.gateway.openai.requests import Origin, make_requests, num_requests
@@ -26,9 +28,11 @@ from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import OwnerClient
+from alignedserve.text.syntax_trial import Tried
 from alignedserve.text.text_model import TextModel
 from alignedserve.tracing.traces import Follow, Traces
 
+MOST_TOKENS = "x-max-tokens"  # a header: how many tokens an answer may have whose body asked for more than is left
 PATIENCE_S = 30.0  # requests wait so long for workers to be ready: a worker that died is back by then
 
 T = TypeVar("T")
@@ -43,6 +47,13 @@ class StartedRequests:
     generation: Generation
     meter: BodyMeter
     stalled_client_s: float
+    headers: dict[str, str]  # of the answer
+
+
+def tokens_header(requests: Sequence[Request], asked: int | None) -> dict[str, str]:
+    """Return the header that says how many tokens each output may have, where a body asked for more."""
+    most = min(request.max_tokens for request in requests)
+    return {MOST_TOKENS: str(most)} if (asked or 0) > most else {}
 
 
 class Starter:
@@ -57,20 +68,34 @@ class Starter:
         traces: Traces,
         is_draining: Callable[[], bool],
         adapters: Adapters | None = None,
+        embedding: VectorModel | None = None,
     ) -> None:
         self.client, self.text, self.settings = client, text, settings
         self.adapters = adapters or Adapters()
-        self.explaining = ExplainRoutes(client, settings.prices.of)
+        self.whole = client if embedding is None else BothSides(client, embedding.client)
+        self.explaining = ExplainRoutes(self.whole, settings.prices.of)
+        names = settings.served_model_names
+        self._served = VectorModel(names[0], client, text, settings.max_model_len, settings.at_once)
+        self.embedding = embedding
+        self._embed_metrics = metrics if embedding is None else metrics.of_model(embedding.name)
         self._metrics, self._traces, self._is_draining = metrics, traces, is_draining
         self._bodies = Bodies(lambda: settings.body_limit_bytes, settings.body_limit_s)
         self._turns = BodyTurns()
 
-    def check_ready(self) -> None:
-        """Raise if no request for tokens could run now."""
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        names = self.settings.listed_names
+        return names if self.embedding is None else (*names, self.embedding.name)
+
+    def check_ready(self, client: OwnerClient | None = None) -> None:
+        """Raise if no request could run now: of this owner, or for tokens."""
+        self.check_draining()
+        if (client or self.client).lacks_s > PATIENCE_S:
+            raise not_ready()
+
+    def check_draining(self) -> None:
         if self._is_draining():
             raise draining()
-        if self.client.lacks_s > PATIENCE_S:
-            raise not_ready()
 
     @asynccontextmanager
     async def read(self, http: HttpRequest, kind: type[Body]) -> AsyncIterator[Body]:
@@ -88,11 +113,21 @@ class Starter:
 
     def check_model(self, name: str | None) -> Adapter | None:
         """Return the adapter of this name, None for the model itself; raise where there is neither."""
-        if name is None or name in self.settings.served_model_names:
-            return None
-        if (found := self.adapters.find(name)) is None:
+        if name is not None and self._is_of_embedding(name):
+            raise only_embeds(name)
+        found = self.adapters.find(name)
+        if found is None and name is not None and not leads_to(name, self.settings.served_model_names):
             raise no_such_model(name)
         return found
+
+    def vector_model(self, name: str | None) -> tuple[VectorModel, Adapter | None]:
+        """Return what makes vectors by this name, and the adapter of the name; raise where there is neither."""
+        if self.embedding is not None and name is not None and self._is_of_embedding(name):
+            return self.embedding, None
+        return self._served, self.check_model(name)
+
+    def _is_of_embedding(self, name: str) -> bool:
+        return self.embedding is not None and leads_to(name, (self.embedding.name,))
 
     async def in_thread(self, http: HttpRequest, work: Callable[[], T], has_form: bool = False) -> T:
         """Do work on a body's texts in one of few threads, because each may take much memory, and long prompts take
@@ -107,27 +142,33 @@ class Starter:
     ) -> tuple[ServicePromise, tuple[Request, ...]]:
         """Return the requests of a body and their promise; raise if the body cannot be served."""
         adapter = self.check_model(body.model)
-        record, tab, trials = record_of(http), tab_of(http), list[float]()
+        record, tab = record_of(http), tab_of(http)
+        tried = Tried(tab.caller.id)
         promise = make_promise(body, http.headers, self.settings.usual, tab.caller.limits)
-        origin = Origin(
-            record.id, self.client.name, record.began_at, tab.caller, adapter, retries(http.headers), trials.append
-        )
+        whose = record.id, self.client.name, record.began_at, tab.caller
+        origin = Origin(*whose, adapter, retries(http.headers), tried)
         work = partial(make_requests, body, promise, origin, self.text, self.settings.max_model_len)
         tries_form = body.format is not None or (isinstance(body, ChatRequest) and body.is_held(self.text))
         try:
             return promise, await self.in_thread(http, work, tries_form)
         finally:
-            tab.try_grammars(trials)
+            tab.try_grammars(tried.cpu_s)
 
     def follow(
-        self, http: HttpRequest, promise: ServicePromise, requests: Sequence[Request], prompt_tokens: int
+        self,
+        http: HttpRequest,
+        promise: ServicePromise,
+        requests: Sequence[Request],
+        prompt_tokens: int,
+        model: VectorModel | None = None,
     ) -> tuple[BodyMeter, Follow]:
         """Return what measures the requests, which their caller has paid for, and what traces them."""
         record, tab = record_of(http), tab_of(http)
+        metrics = self._metrics if model is None or model is self._served else self._embed_metrics
         self.explaining.remember(tab.caller, record.client_id, record.id)
         record.service, record.prompt_tokens = promise.service, prompt_tokens
-        self._metrics.of[promise.service].choices.observe(len(requests))
-        meter = BodyMeter(self._metrics, record, promise.tier, self.client.now, tab)
+        metrics.of[promise.service].choices.observe(len(requests))
+        meter = BodyMeter(metrics, record, promise.tier, self.client.now, tab)
         return meter, partial(self._traces.follow, headers=http.headers, choices=len(requests), now=self.client.now)
 
     async def start(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> StartedRequests:
@@ -143,4 +184,6 @@ class Starter:
         readers = AnswerReader.each(body, self.text, requests)
         generation = Generation(self.client, requests, readers, meter, follow, self.settings.at_once)
         http.state.end = generation.end
-        return StartedRequests(requests, promise, generation, meter, self.settings.stalled_client_s)
+        stalled_s = self.settings.stalled_client_s
+        headers = tokens_header(requests, body.most_tokens)
+        return StartedRequests(requests, promise, generation, meter, stalled_s, headers)

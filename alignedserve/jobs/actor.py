@@ -28,6 +28,7 @@ from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.budgets import Budgets, budgets_of
 from alignedserve.gateway.access.keys import MOST_OPEN, Caller, KeyRing, KeysFile, Limits, Scope
 from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger, ledger_name
+from alignedserve.gateway.embed_side import embedding_model
 from alignedserve.gateway.openai.errors import api_error
 from alignedserve.gateway.settings import body_limit_bytes
 from alignedserve.jobs.answering import THREADS, Answering, BatchAnswers, KeyLimited, LineRequest
@@ -274,7 +275,7 @@ class JobRunner:
         self._deliver(JobChecked(job.id, *verdict))
 
     def _check_file(self, job: Job) -> Verdict:
-        rules = LineRules(job.endpoint, self._answering.models, MOST_LINES, self._most_bytes)
+        rules = LineRules(job.endpoint, self._answering.serves, MOST_LINES, self._most_bytes)
         with self._storage.blobs.open(job.input_file_id) as file:
             return check_file(file, rules)
 
@@ -458,9 +459,14 @@ class JobRunner:
                     log.error("the keys are as they were, and batches of others wait: %s", error)
                 self._keys_fault = str(error)
                 jobs = [job for job in jobs if job.status not in _MAY_RUN or self._lines_of(job.owner)]
+            full = [owner for owner in {job.owner for job in jobs} if await self._is_full(owner)]
             if self._fence is not None:
-                self._deliver(OpenJobsRead(tuple(jobs)))
+                self._deliver(OpenJobsRead(tuple(jobs), frozenset(full)))
         await asyncio.sleep(POLL_S)
+
+    async def _is_full(self, owner: str) -> bool:
+        """Return whether files and results take more than the owner may have, whoever wrote them."""
+        return (await self._store.usage(owner)).bytes > self._config.quota_mb * 1_000_000
 
     async def _write(self) -> None:
         await self._has_results.wait()
@@ -520,7 +526,8 @@ def run(part: Part, on_start: OnStart) -> None:
     config, (shapes, capacity) = part.config, part.capacity()
     text = TextModel.load(part.folder, config.reasoning_parser, config.tool_call_parser)
     text = replace(text, pooled=read_pooled(part.folder, shapes))
-    owner, model = Owner(part), config.served_model_name or config.model
+    owner, names = Owner(part), config.model_names
+    model = names[0]
     traces = traces_to(config.server.otlp_endpoint, model)
     adapters, places = Adapters.for_part(part), asyncio.Semaphore(max(MOST_OPEN, config.jobs.most_open))
     keys_file = KeysFile(config.server.api_key, config.server.keys_file)
@@ -529,7 +536,13 @@ def run(part: Part, on_start: OnStart) -> None:
     metrics = RequestMetrics(model, *named, keys_file.ring.knows_name, prices)
     budgets = budgets_of(config.jobs)
     ledger = Ledger(part.shared_memory / ledger_name(part.spec.deployment), JOB_RUNNER, budgets)
-    answering = Answering(owner, text, (model,), capacity.max_model_len, metrics, traces, adapters, places, ledger)
+    of_all, embed = (traces, adapters, places, ledger), embedding_model(part)
+    embedding = None
+    if embed is not None:
+        beside, _ = embed
+        of_texts = beside.max_model_len, metrics.of_model(beside.name)
+        embedding = Answering(beside.client, beside.text, (beside.name,), *of_texts, *of_all)
+    answering = Answering(owner, text, names, capacity.max_model_len, metrics, *of_all, embedding)
     pictures = request_pictures(part, metrics.log, owner.now)
     holder = holder_of(part.spec.deployment, part.spec.name, part.incarnation, model)
     open_lines = OpenLines(data_folder(config.jobs), holder)
@@ -538,7 +551,8 @@ def run(part: Part, on_start: OnStart) -> None:
     on_start(runner)
     for take in (keys_file.follow, runner.reload, prices.reload):
         part.live.on_change(take)
-    with contextlib.closing(traces), owner.running():
+    of_embed = contextlib.nullcontext() if embed is None else embed[1].running()
+    with contextlib.closing(traces), owner.running(), of_embed:
         run_loop(_serve(runner, siblings(part, lambda _: metrics.text()), pictures, budgets), part.watch)
 
 

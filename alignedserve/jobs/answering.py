@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from alignedserve.architectures.model_source import leads_to
 from alignedserve.config.prices import Charged
 from alignedserve.core import Estimate, FinishReason, Request, ServiceClass, Slo
 from alignedserve.errors import AlignedServeError
@@ -18,7 +19,7 @@ from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.keys import MOST_OPEN, Caller
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.http.limits import REFUSALS, Tab
-from alignedserve.gateway.openai.errors import ApiError, no_such_model
+from alignedserve.gateway.openai.errors import ApiError, no_such_model, only_embeds
 from alignedserve.gateway.openai.promises import ServicePromise
 from alignedserve.gateway.openai.reading import AnswerPiece, AnswerReader, cost_of, join_pieces
 from alignedserve.gateway.openai.requests import Origin, make_requests
@@ -39,7 +40,7 @@ from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import Delivered, GivenUp, Overloaded, OwnerClient
 from alignedserve.shell.bounded_threads import BoundedThreads
 from alignedserve.store.job import Endpoint
-from alignedserve.text.syntax_trial import OnTrial
+from alignedserve.text.syntax_trial import Tried
 from alignedserve.text.text_model import TextModel
 from alignedserve.tracing.traces import Traces
 
@@ -79,8 +80,8 @@ class LineRequest:
 class BatchAnswers(Protocol):
     """The interface of what answers lines, as the job runner uses it."""
 
-    @property
-    def models(self) -> Sequence[str]: ...
+    def serves(self, model: Any) -> bool:
+        """Return whether lines may ask for this model."""
 
     async def answer(self, line: LineRequest, on_running: Callable[[], None], /) -> Answer:
         """Return the line's answer, in which iterators may stand for long lists (writing.py); raise ApiError if the
@@ -109,21 +110,28 @@ class Answering:
     adapters: Adapters = field(default_factory=Adapters)
     places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_OPEN))  # of all lines' choices
     ledger: Ledger = field(default_factory=Ledger)
+    embedding: Answering | None = None  # of the embedding model
     # Each trial of a grammar has a limit of its own, and may wait for those of the other threads.
     threads: BoundedThreads = field(default_factory=lambda: BoundedThreads(THREADS, "texts", times=5))
 
-    @property
-    def models(self) -> Sequence[str]:
-        return (*self.own_models, *self.adapters.loaded)
+    def serves(self, model: Any) -> bool:
+        if not isinstance(model, str):
+            return False
+        of_embedding = self.embedding is not None and self.embedding.serves(model)
+        return of_embedding or leads_to(model, self.own_models) or model in self.adapters.loaded
 
     async def answer(self, line: LineRequest, on_running: Callable[[], None]) -> Answer:
         """Return the line's answer; raise ApiError if the answer is an error, and Overloaded if there is no room."""
+        if self.embedding is not None and self.embedding.serves(model := line.body.get("model")):
+            if line.endpoint is not Endpoint.EMBEDDINGS:
+                raise only_embeds(str(model))
+            return await self.embedding.answer(line, on_running)
         with self._paying(line) as tab:
-            trials: list[float] = []
+            tried = Tried(line.caller.id)
             try:
-                asked = await self.threads.do(lambda: self._read(line, trials.append, on_running, tab))
+                asked = await self.threads.do(lambda: self._read(line, tried, on_running, tab))
             finally:
-                tab.try_grammars(trials)
+                tab.try_grammars(tried.cpu_s)
             tab.hold_logprobs(asked.requests, asked.has_limit)
             requests = tab.pay(asked.requests, asked.prompt_tokens, asked.has_limit)
             self.metrics.of[ServiceClass.BE].choices.observe(len(requests))
@@ -159,21 +167,21 @@ class Answering:
         async with self.places:
             return await run()
 
-    def _promised(self, line: LineRequest, model: str, on_trial: OnTrial) -> tuple[ServicePromise, Origin]:
+    def _promised(self, line: LineRequest, model: str, tried: Tried) -> tuple[ServicePromise, Origin]:
         """Return the promise of a line, and its origin; raise where its model was served when the job was checked, and
         is not now."""
         adapter = self.adapters.find(model)
-        if adapter is None and model not in self.own_models:
+        if adapter is None and not leads_to(model, self.own_models):
             raise no_such_model(model)
         promise = ServicePromise(ServiceClass.BE, Slo(jct_s=line.jct_s), TIER)
-        return promise, Origin(line.id, self.client.name, self.client.now(), line.caller, adapter, on_trial=on_trial)
+        return promise, Origin(line.id, self.client.name, self.client.now(), line.caller, adapter, tried=tried)
 
-    def _read(self, line: LineRequest, on_trial: OnTrial, on_running: Callable[[], None], tab: Tab) -> _Asked:
+    def _read(self, line: LineRequest, tried: Tried, on_running: Callable[[], None], tab: Tab) -> _Asked:
         """Return what a line asks for; long texts take long, so an event loop must not call this."""
         data, limits = json.dumps(line.body).encode(), (self.text, self.max_model_len)
         if line.endpoint is Endpoint.EMBEDDINGS:
             wanted = parse_body(EmbeddingRequest, data)
-            requests = make_embedding_requests(wanted, *self._promised(line, wanted.model, on_trial), *limits)
+            requests = make_embedding_requests(wanted, *self._promised(line, wanted.model, tried), *limits)
             prompt_tokens, run = sum(len(request.prompt) for request in requests), partial(self._read_vector, tab)
             whole = partial(_embeddings, wanted)
             return _Asked(requests, prompt_tokens, has_limit=True, makes_texts=False, run=run, whole=whole)
@@ -185,7 +193,7 @@ class Answering:
         else:
             body = parse_body(ChatRequest if line.endpoint is Endpoint.CHAT else CompletionRequest, data)
             whole = partial(self._completion, body)
-        requests = make_requests(body, *self._promised(line, body.model, on_trial), *limits)
+        requests = make_requests(body, *self._promised(line, body.model, tried), *limits)
         if (estimate := line.estimate) is not None:  # its job's, of the output length, unless the client gave its own
             requests = tuple(replace(each, estimate=each.estimate or estimate) for each in requests)
         prompt_tokens = sum(len(request.prompt) for request in requests[:: body.n or 1])

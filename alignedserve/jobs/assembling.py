@@ -11,7 +11,7 @@ from uuid import uuid4
 from alignedserve.errors import BytesGone
 from alignedserve.jobs.lines import error_line, raw_lines, read_checked_line
 from alignedserve.store.blobs import Writing
-from alignedserve.store.job import Job, JobStatus, LineCounts, Problem
+from alignedserve.store.job import Job, JobStatus, Problem
 from alignedserve.store.storage import Storage
 from alignedserve.store.store import Purpose, StoredFile
 
@@ -104,7 +104,6 @@ async def assemble(
             await storage.abandon(writing)
         raise
     counts = await storage.store.counts(job.id)
-    counts += LineCounts(failed=0 if status not in _UNDONE else max(0, job.total - counts.done))
     output_id, error_id = (None if file is None else file.id for file in files)
     ended = job.move(status, now, output_file_id=output_id, error_file_id=error_id, counts=counts)
     return ended, tuple(file for file in files if file is not None)

@@ -11,7 +11,7 @@ import hashlib
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, TypeAlias
 from uuid import uuid4
@@ -49,7 +49,7 @@ class LineRules:
     """The rules for the lines of a job."""
 
     endpoint: Endpoint
-    models: Collection[str]
+    serves: Callable[[Any], bool]  # whether lines may ask for this model
     most_lines: int
     most_bytes: int  # of a line
 
@@ -142,7 +142,7 @@ def check_line(raw: RawLine, rules: LineRules) -> BatchLine | Problem:
     if body.get("stream"):
         message = "body.stream: batches are not streamed, leave it out"
         return Problem("stream_not_supported", message, number, "body.stream")
-    if body.get("model") not in rules.models:
+    if not rules.serves(body.get("model")):
         message = f"body.model: {body.get('model')!r:.80} is not served here: see /v1/models"
         return Problem("model_not_found", message, number, "body.model")
     return custom_id, body

@@ -33,9 +33,10 @@ class LeaseLost:
 
 @dataclass(frozen=True)
 class OpenJobsRead:
-    """The store was read for all open jobs."""
+    """The store was read for all open jobs, and for the owners of those that run."""
 
     jobs: tuple[Job, ...]
+    full: frozenset[str] = frozenset()  # owners that have more bytes than their quota
 
 
 @dataclass(frozen=True)

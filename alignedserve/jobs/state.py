@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -76,6 +76,7 @@ ENOUGH_LINES = 8  # lines of a job that must have ended before their lengths pre
 _REMEMBERED = 256  # lengths of outputs
 _TICK = "tick"
 KEY_REVOKED = Problem("key_revoked", "the API key that asked for this batch has been revoked, or lost the scope for it")
+OVER_QUOTA = Problem("quota_exceeded", "your files and the results of your batches take all their room")
 KEY_NEEDED = Problem("key_needed", "this batch was asked for without an API key, and now the server takes keys only")
 
 
@@ -197,8 +198,8 @@ class RunnerCore:
                 self._is_active = False
                 commands += [DropLines(id) for id in self._jobs]
                 self._jobs.clear()
-            case OpenJobsRead(jobs) if self._is_active:
-                commands += self._update_jobs(jobs, wall)
+            case OpenJobsRead(jobs, full) if self._is_active:
+                commands += self._update_jobs(jobs, full, wall)
             case JobChecked(id) if opened := self._jobs.get(id):
                 commands += self._start_job(opened, event, wall)
             case JobIndexed(id, lines) if opened := self._jobs.get(id):
@@ -259,7 +260,7 @@ class RunnerCore:
 
     # --- Jobs
 
-    def _update_jobs(self, jobs: Sequence[Job], wall: float) -> list[JobCommand]:
+    def _update_jobs(self, jobs: Sequence[Job], full: Collection[str], wall: float) -> list[JobCommand]:
         open_ids = {job.id for job in jobs}
         self._saved_as_ended &= open_ids
         self._blame = {line: weight for line, weight in self._blame.items() if line[0] in open_ids}
@@ -278,6 +279,9 @@ class RunnerCore:
                 commands += self._stop(opened, AssembleJob(opened.job, JobStatus.CANCELLED))
             elif opened.phase is JobPhase.RUNNING and not self._lines_of(job.owner):
                 commands += self._stop(opened, _revoked(opened.job, wall))
+            elif opened.phase is JobPhase.RUNNING and job.owner in full:
+                problems = (OVER_QUOTA,)
+                commands += self._stop(opened, SaveJob(job.move(JobStatus.CANCELLING, wall, problems=problems)))
             elif opened.phase is JobPhase.NEW:
                 commands += self._continue_job(opened, wall)
         return commands

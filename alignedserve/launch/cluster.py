@@ -18,8 +18,9 @@ from dataclasses import replace
 from typing import Any
 
 from alignedserve.architectures.families.model_config import read_config
-from alignedserve.architectures.model_source import at_revision_of, without_revision
-from alignedserve.config.choices import DeviceKind
+from alignedserve.architectures.model_source import at_revision_of, name_of
+from alignedserve.architectures.vectors import read_pooled
+from alignedserve.config.choices import DeviceKind, ModelNames
 from alignedserve.config.config import Config
 from alignedserve.core import WORKERS, Role
 from alignedserve.errors import AlignedServeError, MemoryTooSmall
@@ -69,8 +70,8 @@ def serve_on_cluster(config: Config, reloading: Reloading) -> int:
     # All nodes get this config. A model's folder or file has the same path on every node; each node itself fetches a
     # hub id, at the commit that it has now, and makes the folder of a GGUF file.
     model = at_revision_of(config.model, model_folder(config))
-    named = config.served_model_name or without_revision(config.model)
-    jobs = check_storage(config.jobs, named, config.server.port)
+    named = config.served_model_name or ModelNames((name_of(config.model),))
+    jobs = check_storage(config.jobs, named.names[0], config.server.port)
     config = replace(config, model=model, served_model_name=named, jobs=jobs)
     types = node_types(config.ray.cluster_file) if config.ray.cluster_file is not None else []
     ending = BoundedEnd(config.server.drain_s)
@@ -200,7 +201,7 @@ def size_by_nodes(
     except MemoryTooSmall as error:
         say(f"warning: by what the nodes offer, {error}")
         sized = with_sizes(config, model, folder, replace(free, available=None))
-    for line in told(config, sized, model, capacity(sized, model), free):
+    for line in told(config, sized, model, capacity(sized, model), free, read_pooled(folder, model).longest):
         if line.startswith(("context", "kv")):
             say(line)
     return replace(config, engine=replace(sized.engine, threads=config.engine.threads))

@@ -57,7 +57,9 @@ class RunningDeployment:
         self._record, self._left = record or RecordFile(0), left
         first = specs[0]
         self._keys = left.record.keys if left else DeploymentKeys.new()
-        self._to_router = Pulse(LAUNCHER, 0, Started(()), first.router, config.wire.heartbeat_s, self._keys.launcher)
+        beats = config.wire.heartbeat_s, self._keys.launcher
+        routers = dict.fromkeys(spec.router for spec in specs)
+        self._to_routers = [Pulse(LAUNCHER, 0, Started(()), router, *beats) for router in routers]
         address = inbox(first.deployment, LAUNCHER) if first.is_private else f"tcp://{first.host}:*"
         self._signs = SignInbox(address, self._keys.parts, host.events.put)
         told = [replace(spec, keys=self._keys.parts, signs_at=self._signs.address) for spec in specs]
@@ -76,8 +78,9 @@ class RunningDeployment:
         say(line)
 
     def tell_router(self, message: Started | Died | Retire) -> None:
-        tell = self._to_router.change if isinstance(message, Started) else self._to_router.say
-        tell(message)
+        """Tell all routers: one drops what is said of members that it does not have."""
+        for router in self._to_routers:
+            (router.change if isinstance(message, Started) else router.say)(message)
 
     def work_of(self, spec: PartSpec) -> tuple[Attempt, ...]:
         return read(note_of(Path(self.keeper.config.kvpool.directory), spec.deployment, spec.name))
@@ -126,7 +129,8 @@ class RunningDeployment:
         finally:
             self._screen.clear()
             self._stop_all()
-            self._to_router.stop()
+            for router in self._to_routers:
+                router.stop()
             self._signs.close()
 
     def _watch(self) -> int:

@@ -23,7 +23,7 @@ from alignedserve.core import OWNERS, WORKERS, Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.launch.host import Host, NoAnswer, PartBegan, PartEnded, PartEvent, PartTask
 from alignedserve.launch.starts import Starts
-from alignedserve.protocol.messages import ROUTER, Attempt, Died, Life, Retire, Started, rank_suffix, worker_of
+from alignedserve.protocol.messages import Attempt, Died, Life, Retire, Started, rank_suffix, worker_of
 from alignedserve.shell.control import HeardOrder
 from alignedserve.signs import ExitCode, Sign, Stage
 
@@ -156,7 +156,7 @@ class Keeper:
         self._outside.tell_router(Started(lives))
         # Parts that start with the router may be heard before we are: it is told the first lives of all.
         first = (Life(name, other.spec.acts_as, 1) for name, other in self.units.items())
-        told = (*first, *lives) if unit.name == ROUTER else ()
+        told = (*first, *lives) if unit.role is Role.ROUTER else ()
         for part in unit.parts:
             part.spec = spec = replace(part.spec, incarnation=life.incarnation, lives=told)
             part.is_alive, part.began_at, part.ran_at = True, math.inf, math.inf
@@ -247,7 +247,7 @@ class Keeper:
         ends_all = not self.starts.is_open and cannot_serve
         if ended.failure and ends_all:
             return ExitCode.USER_ERROR  # what other parts say of the same fault is not printed
-        if ended.part != ROUTER:
+        if unit.role is not Role.ROUTER:
             self._end_all(unit)
             self._outside.tell_router(Died(unit.name, ended.incarnation, self._outside.work_of(part.spec)))
         if ends_all:
@@ -263,7 +263,8 @@ class Keeper:
         """Return whether requests are served while this part is away: chats need no job runner, and another part of its
         role may run."""
         for other in self.units.values():
-            if other.role is unit.role and other is not unit and not other.is_retiring:
+            is_alike = other.role is unit.role and other.spec.of_embed == unit.spec.of_embed
+            if is_alike and other is not unit and not other.is_retiring:
                 stays = other.quick_deaths < MOST_QUICK_DEATHS
                 for part in other.parts:
                     has_stayed = self._clock() - part.ran_at >= QUICK_DEATH_S
@@ -295,7 +296,8 @@ class Keeper:
     def add(self, worker: str, replaces: str = "") -> None:
         """Start a worker, or another part, that was not planned; it may replace another of its role."""
         role = Role(worker.partition("-")[0])
-        like = self.units[replaces] if replaces else next(unit for unit in self.units.values() if unit.role is role)
+        alike = (unit for unit in self.units.values() if unit.role is role and not unit.spec.of_embed)
+        like = self.units[replaces] if replaces else next(alike)
         self.units[worker] = unit = KeptUnit(is_untried=True)
         for spec in [part.spec for part in like.parts]:
             named = replace(spec, name=f"{worker}{rank_suffix(spec.rank)}", replaces=replaces)
@@ -373,9 +375,9 @@ class Keeper:
     def take(self, new: Config) -> list[str]:
         """Take new settings and hand them on; return an error for each part that does not get them."""
         self.config = reloaded(self.config, new)
-        tree, errors = dump(reloaded(parse(next(self.parts()).spec.config), new)), list[str]()
+        errors = list[str]()
         for part in self.parts():
-            part.spec = replace(part.spec, config=tree)
+            part.spec = replace(part.spec, config=dump(reloaded(parse(part.spec.config), new)))
             try:
                 if part.is_alive:
                     self._host.hand_on(part.spec)

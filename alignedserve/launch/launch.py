@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from socket import socket
 
-from alignedserve.architectures.model_source import without_revision
-from alignedserve.config.choices import DeviceKind, Launcher
+from alignedserve.architectures.model_source import name_of
+from alignedserve.config.choices import DeviceKind, Launcher, ModelNames
 from alignedserve.config.config import Config, parse
+from alignedserve.core import Role
 from alignedserve.errors import ConfigError
 from alignedserve.gateway.access.exposure import check_exposure, warnings
 from alignedserve.kvpool.arena.shared_files import remove_ended
@@ -32,7 +34,7 @@ from alignedserve.launch.succession import (
 )
 from alignedserve.protocol.wire import VERSION
 from alignedserve.shell.links import PREFIX, remove_sockets
-from alignedserve.shell.listener import bind
+from alignedserve.shell.listener import ask_for, bind, handover_name, offered
 from alignedserve.shell.part import PartSpec
 from alignedserve.sizing.accelerator import choose, decide
 from alignedserve.sizing.claims import Claim
@@ -50,9 +52,8 @@ def serve(config: Config, read: Callable[[], Config]) -> int:
     is_local = config.launcher is Launcher.LOCAL and config.ray.address is None
     record = RecordFile(config.server.port if is_local and may_outlive() else 0)
     left = _left(record, reloading)
-    is_shared = left is not None  # with the gateways that another launcher has left
     # Clients know one port. This process keeps it bound, so that no other program gets it while a gateway starts again.
-    with bind(config.server.host, config.server.port, is_shared) as web, fork_servers(is_local) as servers:
+    with _port(config, left) as web, fork_servers(is_local) as servers, offered(web):
         if left is not None:
             return _go_on(left, servers, reloading, record)
         config = replace(config, server=replace(config.server, port=web.getsockname()[1]))
@@ -65,6 +66,15 @@ def serve(config: Config, read: Callable[[], Config]) -> int:
 
             return serve_on_cluster(config, reloading)
         return _serve_here(config, servers, reloading, record)
+
+
+def _port(config: Config, left: LeftParts | None) -> socket:
+    """Return the socket of the port: where a gateway goes on that another launcher has left, the one that it has."""
+    gateways = [] if left is None else [spec for spec in left.record.specs if spec.name in left.processes]
+    for spec in gateways:
+        if spec.role is Role.GATEWAY and (web := ask_for(handover_name(spec.deployment, spec.name))) is not None:
+            return web
+    return bind(config.server.host, config.server.port)
 
 
 def _left(record: RecordFile, reloading: Reloading) -> LeftParts | None:
@@ -87,21 +97,25 @@ def _go_on(left: LeftParts, servers: ForkServers, reloading: Reloading, record: 
     specs = left.record.specs
     config = parse(specs[0].config)
     say(f"it goes on with what a launcher that was killed has left: {', '.join(left.processes)}")
-    claim = Claim.join(Path(config.kvpool.directory), specs[0].deployment, as_worker=False)
-    with _kept_clean(config, specs, record, claim):
+    directory, deployments = Path(config.kvpool.directory), dict.fromkeys(spec.deployment for spec in specs)
+    claims = [Claim.join(directory, deployment, as_worker=False) for deployment in deployments]
+    with _kept_clean(config, specs, record, claims):
         host = ProcessHost(servers, left)
         return RunningDeployment(config, specs, reloading, host, record=record, left=left).run()
 
 
 @contextmanager
-def _kept_clean(config: Config, specs: Sequence[PartSpec], record: RecordFile, claim: Claim | None) -> Iterator[None]:
+def _kept_clean(
+    config: Config, specs: Sequence[PartSpec], record: RecordFile, claims: Sequence[Claim | None]
+) -> Iterator[None]:
     """Leave nothing of the deployment when it ends."""
     try:
         yield
     finally:
         record.remove()
-        if claim is not None:
-            claim.close()
+        for claim in claims:
+            if claim is not None:
+                claim.close()
         remove_ended(Path(config.kvpool.directory), PREFIX, specs[0].deployment)
         remove_sockets(specs[0].deployment)
 
@@ -115,16 +129,16 @@ def _serve_here(config: Config, servers: ForkServers, reloading: Reloading, reco
     elif config.engine.device is not asked.engine.device and config.engine.on_gpu:
         say(f"workers compute on GPUs: {choice.why}")
     # A model that is named by a hub id is looked up once, here, so that all parts use the same folder.
-    named = config.served_model_name or without_revision(config.model)
+    named = config.served_model_name or ModelNames((name_of(config.model),))
     folder = model_folder(config)
-    jobs = check_storage(config.jobs, named, config.server.port)
+    jobs = check_storage(config.jobs, named.names[0], config.server.port)
     config = replace(config, model=str(folder), served_model_name=named, jobs=jobs)
     outlive_s = OUTLIVE_S if record.is_kept else 0.0
     planned = plan(config)
     config, specs = planned.config, [replace(spec, outlive_s=outlive_s) for spec in planned.specs]
     for line in planned.sizes:
         say(line)
-    with _kept_clean(config, specs, record, planned.claim):
+    with _kept_clean(config, specs, record, planned.claims):
         if config.launcher is Launcher.RAY:
             from alignedserve.launch.cluster import serve_on_ray
 

@@ -68,7 +68,8 @@ class Orders:
         keeper = self._keeper
         try:
             check_scale(keeper.config, asked.order)
-            workers = [(unit.role, name) for name, unit in keeper.units.items() if unit.role in WORKERS]
+            units = keeper.units.items()
+            workers = [(unit.role, name) for name, unit in units if unit.role in WORKERS and not unit.spec.of_embed]
             leaving = [name for name, unit in keeper.units.items() if unit.is_retiring]
             scaling = scale(workers, leaving, asked.order)
             places = [(name, self._host.make_place(name)) for name in scaling.new]
@@ -181,7 +182,8 @@ class Restart:
 
     def _begin(self) -> None:
         unit, tell = self._keeper.units[self._part], self._asked.answer
-        if unit.role is Role.GATEWAY or (unit.role in WORKERS and not self._asked.order.in_place):
+        in_place = self._asked.order.in_place or unit.spec.of_embed
+        if unit.role is Role.GATEWAY or (unit.role in WORKERS and not in_place):
             spare = next(iter(_free_names(unit.role, self._keeper.units)))
             for other in self._place_spare(spare).pools if unit.role in WORKERS else ():
                 self._keeper.add(other)

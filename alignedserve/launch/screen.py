@@ -17,7 +17,8 @@ from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 from alignedserve.architectures.families.model_config import read_config
-from alignedserve.architectures.model_source import DEMO_FOLDER
+from alignedserve.architectures.model_source import DEMO_FOLDER, name_of
+from alignedserve.architectures.template_file import template_source
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.config.config import Config
 from alignedserve.config.sections import ServerConfig
@@ -132,7 +133,7 @@ def _promise(config: Config) -> str:
 
 
 def _greeting(config: Config) -> str:
-    model = config.served_model_name or config.model
+    model = config.model_names[0]
     path = "chat/completions"
     folder = model_folder(config)
     asked = "Count from 3 to 12." if folder == DEMO_FOLDER else "What is the capital of France?"
@@ -141,19 +142,27 @@ def _greeting(config: Config) -> str:
         f' "messages": [{{"role": "user", "content": "{asked}"}}]}}'
     )
     shapes = read_config(folder)
+    chats = shapes.generates and template_source(folder) is not None
     if shapes.labels:
         path, body = "score", f'{{"model": "{model}", "text_1": "What counts?", "text_2": "Numbers count."}}'
     elif not shapes.generates:
         path, body = "embeddings", f'{{"model": "{model}", "input": "{asked}"}}'
+    elif not chats:
+        path = "completions"
+        body = (
+            f'{{"model": "{model}", "stream": true, "temperature": 0, "max_tokens": 50,'
+            ' "prompt": "The capital of France is"}'
+        )
     has_keys = config.server.api_key or config.server.keys_file
     key = ' -H "Authorization: Bearer $ALIGNEDSERVE_SERVER_API_KEY"' if has_keys else ""
     url = url_of(config)
-    chat = f"{url}/ to chat, " if shapes.generates else ""
+    chat = f"{url}/ to chat, " if chats else ""
     port = "" if config.server.port == ServerConfig().port else f" --port {config.server.port}"
+    embed = "" if config.embed is None else f"embed: {name_of(config.embed)}, by {url}/v1/embeddings\n"
     demo = "demo: a tiny model that can count; its other answers are nonsense\n" if folder == DEMO_FOLDER else ""
     return (
         f"serving {model} on {url}\n{_promise(config) if shapes.generates else ''}"
-        f"{demo}pages: {chat}{url}/dashboard to watch, {url}/docs to try the API\n"
+        f"{embed}{demo}pages: {chat}{url}/dashboard to watch, {url}/docs to try the API\n"
         f"try: curl -N {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'\n"
         f"stop: Ctrl-C, or alignedserve stop{port}"
     )

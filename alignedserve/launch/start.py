@@ -36,6 +36,7 @@ from alignedserve.signs import ExitCode, Stage, growing
 
 log = logging.getLogger("alignedserve.parts")
 
+EMBED_NICE = 10  # of an embedding model's worker: chats, on the same cores, come first
 _STARTS_AGAIN = {CastOut: ExitCode.CAST_OUT, RankLost: ExitCode.RANK_LOST, DeviceLost: ExitCode.DEVICE_LOST}
 
 
@@ -43,6 +44,8 @@ def start(spec: PartSpec, on_start: OnStart, live: LiveSettings) -> None:
     """Build the part of this role and run it until it is stopped."""
     live.on_change(lambda config: set_up(config.log, spec.name))
     _wait_calmly()
+    if spec.of_embed and spec.role in WORKERS:
+        os.nice(EMBED_NICE)  # the threads that it starts have the same
     assert spec.keys is not None, f"{spec.name} has no keys for its links"
     signs = SignSender(spec.name, spec.incarnation, spec.signs_at, spec.keys)
     _fetch_model(Place(spec, signs))

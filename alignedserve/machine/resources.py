@@ -30,8 +30,10 @@ def usable_cores() -> float:
         cores: float = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    for group in _groups():
+    for group in _groups("cpu"):
         quota, _, period = _text(group / "cpu.max").partition(" ")
+        if not quota:  # version 1 of control groups
+            quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit():
             cores = min(cores, int(quota) / int(period))
     return cores
@@ -61,9 +63,10 @@ def memory() -> MachineMemory | None:
     if "MemAvailable" not in machine:
         return None
     available, limits = machine["MemAvailable"] << 10, []
-    for group in _groups():
-        limit, current = _text(group / "memory.max"), _text(group / "memory.current")
-        if limit.isdigit():
+    for group in _groups("memory"):
+        limit = _text(group / "memory.max") or _text(group / "memory.limit_in_bytes")  # version 2 or 1
+        current = _text(group / "memory.current") or _text(group / "memory.usage_in_bytes")
+        if limit.isdigit() and int(limit) < machine["MemTotal"] << 10:
             limits.append(int(limit))
             taken = int(current) - _reclaimable(group) if current.isdigit() else 0
             available = min(available, max(0, int(limit) - taken))
@@ -83,16 +86,21 @@ def allow_open_files(wanted: int) -> int:
 def _reclaimable(group: Path) -> int:
     """Return the bytes of cached files: they count as taken but make room on demand, which shared memory does not."""
     held = _table(group / "memory.stat", " ")
-    return max(0, held.get("file", 0) - held.get("shmem", 0))
+    files, shared = held.get("file", held.get("total_cache", 0)), held.get("shmem", held.get("total_shmem", 0))
+    return max(0, files - shared)
 
 
-def _groups() -> Iterator[Path]:
-    """Yield the process's control group and the groups around it, up to the outermost group that it sees."""
-    own = next((line[3:] for line in _text(Path("/proc/self/cgroup")).splitlines() if line.startswith("0::")), "/")
-    group = _CGROUPS / own.strip("/")
-    for folder in (group, *group.parents):
-        if folder == _CGROUPS or _CGROUPS in folder.parents:
-            yield folder
+def _groups(controller: str) -> Iterator[Path]:
+    """Yield the process's control group and the groups around it, up to the outermost group that it sees.
+
+    In version 2 all controllers share one tree, which has no name; in version 1 each has a tree of its own.
+    """
+    for line in _text(Path("/proc/self/cgroup")).splitlines() or ["0::/"]:
+        _, names, own = line.split(":", 2)
+        root = _CGROUPS / controller if names else _CGROUPS
+        group = root / own.strip("/")
+        if not names or controller in names.split(","):
+            yield from (folder for folder in (group, *group.parents) if folder == root or root in folder.parents)
 
 
 def _table(path: Path, separator: str) -> dict[str, int]:

@@ -21,8 +21,8 @@ TURN_S = 1800.0  # to read a large model, or to measure it, takes minutes
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Yield the open file and rename it at the end; raise OSError where that fails.
+def whole_file(path: Path, is_private: bool = False) -> Iterator[IO[bytes]]:
+    """Yield the open file and rename it at the end; raise OSError where that fails. Nobody else may open a private one.
 
     A write that fails leaves nothing, a process that is killed leaves a file that ends in .part. A path that is no
     regular file, such as /dev/stdout, is written directly.
@@ -35,7 +35,9 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with beside.open("wb") as file:
-            if path.exists():
+            if is_private:
+                os.fchmod(file.fileno(), 0o600)
+            elif path.exists():
                 shutil.copymode(path, beside)
             yield file
             file.flush()

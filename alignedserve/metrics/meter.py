@@ -66,8 +66,8 @@ class RequestMeter:
         self._metrics.open.of(service.value).dec()
         if isinstance(error, Overloaded):
             self._metrics.rejected.of(error.reason.value, service.value).inc()
-            named = self._request.id, service, self._tier, self._now()
-            self._metrics.log.refuse(RefusedRequest(*named, error.reason.value, error.why, self._key))
+            named, is_asked = (self._request.id, service, self._tier, self._now()), self._request.slo.is_asked
+            self._metrics.log.refuse(RefusedRequest(*named, error.reason.value, error.why, self._key, is_asked))
             self._count_outcome(REFUSED)
         elif isinstance(error, Exception):
             self._metrics.succeeded.of(FAILED, service.value).inc()
@@ -133,9 +133,9 @@ class RequestMeter:
             of.token_time.observe(decode_s / (self.num_output - 1))
 
     def _count_promise(self) -> None:
-        """Count which deadlines the request met, by the rule of `Slo.outcomes`."""
+        """Count which deadlines the request met, by the rule of `Slo.outcomes`: none where it asked for nothing."""
         request, times = self._request, self._times()
-        kept = request.slo.outcomes(request.service, times)
+        kept = request.slo.outcomes(request.service, times) if request.slo.is_asked else {}
         for deadline, is_kept in kept.items():
             self._metrics.window.count(request.service, deadline.value, self._tier, is_kept)
         missed = next((deadline.value for deadline, is_kept in kept.items() if not is_kept), "")
@@ -143,8 +143,10 @@ class RequestMeter:
         self._metrics.log.end(self._ended(times, missed))
 
     def _count_outcome(self, missed: str) -> None:
-        """Count whether the request got all that was promised, or the first miss."""
+        """Count whether the request got all that it asked for, or the first miss."""
         service = self._request.service
+        if not self._request.slo.is_asked:
+            return
         if missed:
             self._metrics.missed.of(missed, service.value).inc()
         else:
@@ -160,7 +162,9 @@ class RequestMeter:
     def _ended(self, times: TokenTimes, missed: str) -> EndedRequest:
         request = self._request
         lengths = len(request.prompt), self.num_output, self._num_cached
-        promised = request.slo.ttft_s, request.slo.tbt_s
+        is_asked = request.slo.is_asked
+        promised = (request.slo.ttft_s, request.slo.tbt_s) if is_asked else (0.0, 0.0)
         named = request.id, request.service, self._tier, self._now(), missed
         (device_s, joules, _), price = self.use.charged
-        return EndedRequest(*named, times, *lengths, self._waited_s, *promised, self._key, device_s, joules, price)
+        used = self._key, device_s, joules, price, is_asked
+        return EndedRequest(*named, times, *lengths, self._waited_s, *promised, *used)

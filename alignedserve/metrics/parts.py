@@ -38,9 +38,13 @@ class PartMetrics:
         # told; other threads only set items
         self._told: dict[str, tuple[int | None, Figures, int]] = {}
         self._numbers = count()
+        self._models: dict[str, str] = {}  # of parts that have another one
 
-    def update(self, figures: Figures) -> None:
-        """Take what a pool, a worker or the router tells. Another thread may ask for the text meanwhile."""
+    def update(self, figures: Figures, model: str | None = None) -> None:
+        """Take what a pool, a worker or the router tells, which may be of another model. Another thread may ask for the
+        text meanwhile."""
+        if model is not None:
+            self._models[figures.member] = label(MODEL, model)
         self._told[figures.member] = self._lives().get(figures.member), figures, next(self._numbers)
 
     def blocks(self) -> Iterator[str]:
@@ -51,7 +55,8 @@ class PartMetrics:
         metrics: tuple[PartMetric[Figures] | WorkerHistogram, ...] = (*PART_METRICS, *HISTOGRAMS)
         for metric in metrics:
             name = f"{self._prefix}{metric.name}"
-            lines = (line for part, figures in told for line in metric.lines(name, self._model, part, figures))
+            labelled = ((self._models.get(part, self._model), part, figures) for part, figures in told)
+            lines = (line for each in labelled for line in metric.lines(name, *each))
             yield block(name, metric.kind, metric.about, lines)
         yield block(f"{self._prefix}{ROADS[0]}", "gauge", ROADS[1], self._roads())
         nodes = {} if self._members is None else {member.name: member.node for member in self._members()}

@@ -44,6 +44,7 @@ class Counts:
 
     tokens: int = 0  # of output, as they reached the owner
     ended: int = 0  # requests that ended
+    asked: int = 0  # requests that asked for a promise, ended or refused
     kept: int = 0  # of them, requests that got all that was promised
     refused: int = 0
     prompt_tokens: int = 0  # of requests that ended
@@ -84,18 +85,19 @@ class EndedRequest:
     service: ServiceClass
     tier: str
     at: float  # of its end
-    missed: str  # the first missed deadline, or error; empty: all promises were kept
+    missed: str  # the first missed deadline, or error; empty: all promises were kept, or none was asked for
     times: TokenTimes
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int = 0  # of the prompt
     waited_s: float | None = None  # until the prompt began to run; None: not known
-    ttft_s: float = 0.0  # that was promised
+    ttft_s: float = 0.0  # that was promised; 0: none was asked for
     tbt_s: float = 0.0  # the same, between two tokens
     key: str = ""  # of its caller
     device_s: float = 0.0  # time of workers that it used
     joules: float = 0.0
     price: float = 0.0
+    is_asked: bool = True  # whether the client or the operator asked for a promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class RefusedRequest:
     reason: str  # one word, as in the metric of refusals
     why: str  # as the client was told
     key: str = ""  # of its caller
+    is_asked: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +193,8 @@ class RequestLog:
         kept = self._at(ended.at)
         counts = Counts(
             ended=1,
-            kept=int(not ended.missed),
+            asked=int(ended.is_asked),
+            kept=int(ended.is_asked and not ended.missed),
             prompt_tokens=ended.prompt_tokens,
             cached_tokens=ended.cached_tokens,
             missed={ended.missed: 1} if ended.missed else {},
@@ -210,7 +214,7 @@ class RequestLog:
 
     def refuse(self, refused: RefusedRequest) -> None:
         kept = self._at(refused.at)
-        kept.slot.add(refused.service, Counts(refused=1, missed={refused.reason: 1}))
+        kept.slot.add(refused.service, Counts(asked=int(refused.is_asked), refused=1, missed={refused.reason: 1}))
         kept.keys = _by_key((*kept.keys, KeyUse(refused.key, refused=1)))
         self._refused[refused.reason].append(replace(refused, why=refused.why[:_MOST_WHY]))
 

@@ -35,7 +35,7 @@ ALL = "all"  # the deadlines of a request together
 
 _TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1),
-    *(2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+    *(1.5, 2.5, 4, 5, 7.5, 10, 15, 20, 30, 40, 80, 160, 640, 2560),
 )
 _GAP_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _LATENCY_BUCKETS = (*(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60), *(120, 240, 480, 960, 1920, 7680))
@@ -60,7 +60,7 @@ class ClassMetrics:
     queries: Counter = _counter("prefix_cache_queries", "Prompt tokens that were looked up.")
     hits: Counter = _counter("prefix_cache_hits", "Prompt tokens that were found, of those that were looked up.")
     generated: Counter = _counter("generation_tokens", "Output tokens that reached their owner.")
-    attained: Counter = _counter("slo_attained", "Requests that ended within all of their deadlines.")
+    attained: Counter = _counter("slo_attained", "Requests that got all that was promised to them.")
     ttft: Histogram = _histogram(
         "time_to_first_token_seconds",
         "Time from a request's arrival until its first token was written to the client.",
@@ -133,7 +133,8 @@ class AttainmentWindow(Collector):
             for (service, deadline, tier, is_kept), number in counts.items():
                 every[service, deadline, tier] += number
                 kept[service, deadline, tier] += number * is_kept
-        about = f"Share of requests that ended in the last {WINDOW_S / 60:g} minutes with this deadline kept."
+        minutes = f"{WINDOW_S / 60:g} minutes"
+        about = f"Share of requests with a promise that ended in the last {minutes} with this deadline kept."
         labels = (*self._series.names, "class", "kind", "tier")
         family = GaugeMetricFamily(f"{self._series.prefix}slo_attainment", about, labels=labels)
         for key in sorted(every, key=lambda key: str((key, kept[key] / every[key]))):
@@ -158,11 +159,12 @@ class RequestMetrics:
     ) -> None:
         """`knows_key` returns whether a key of this name counts."""
         self._part, self.series = part, Series(model, prefix, part)
+        self._like, self._others = (prefix, now, part, knows_key, prices), list[RequestMetrics]()
         counter = self.series.counter
         self.succeeded = counter("request_success", "Requests that ended.", "finished_reason", "class")
         self.rejected = counter("admission_rejections", "Requests that were not admitted.", "reason", "class")
         self.missed = counter(
-            "slo_missed", "Requests that did not get all that was promised, by what they missed first.", "why", "class"
+            "slo_missed", "Requests that did not get what was promised to them, by the first miss.", "why", "class"
         )
         self.http_errors = counter("http_errors", "Answers with a status of 400 or more.", "status")
         device_s = "Time of workers that requests used: their shares of the steps that they were in."
@@ -182,6 +184,12 @@ class RequestMetrics:
             for why in (REFUSED, FAILED, *(deadline.value for deadline in DEADLINES[service])):
                 self.missed.of(why, service.value)
 
+    def of_model(self, model: str) -> RequestMetrics:
+        """Return metrics of this process's requests for another model, which are shown with these."""
+        self._others.append(made := RequestMetrics(model, *self._like))
+        made.log = self.log
+        return made
+
     def _by_class(self) -> dict[ServiceClass, ClassMetrics]:
         made: dict[str, MetricFamily[Any]] = {
             declared.name: declared.metadata["make"](self.series, *declared.metadata["declared"], "class")
@@ -196,8 +204,9 @@ class RequestMetrics:
         """Yield the series of this process and of its own requests, a family at a time."""
         for fallback in fallbacks():
             self._fallbacks.of(fallback.what).set(1)
-        self._forget_keys()
-        yield from self.series.blocks()
+        for each in (self, *self._others):
+            each._forget_keys()
+            yield from each.series.blocks()
         process = own_process()
         if process is not None:
             yield from process_blocks([(self._part, process)])

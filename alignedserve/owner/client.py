@@ -35,17 +35,18 @@ class Delivered:
 class Overloaded(AlignedServeError):
     """The request was not accepted; a later try may be accepted."""
 
-    def __init__(self, why: str, retry_after_s: float, reason: Rejection = Rejection.LATE, request: str = "") -> None:
+    def __init__(self, why: str, retry_after_s: float, reason: Rejection = Rejection.LATE, command: str = "") -> None:
+        """`command` is what tells more."""
         super().__init__(why)
-        self.why, self.reason, self.request = why, reason, request
+        self.why, self.reason, self.command = why, reason, command
         self.retry_after_s = retry_after_s
 
 
 class GivenUp(Overloaded):
     """The request was accepted, and all its attempts failed."""
 
-    def __init__(self, why: str, retry_after_s: float, request: str = "") -> None:
-        super().__init__(why, retry_after_s, Rejection.GIVEN_UP, request)
+    def __init__(self, why: str, retry_after_s: float, command: str = "") -> None:
+        super().__init__(why, retry_after_s, Rejection.GIVEN_UP, command)
 
 
 class Culprit(AlignedServeError):
@@ -62,7 +63,9 @@ Settle: TypeAlias = Callable[[Spent], None]
 def ignore(_: Spent) -> None: ...
 
 
-class OwnerClient(Protocol):
+class DeploymentClient(Protocol):
+    """What an owner knows of its deployment."""
+
     @property
     def name(self) -> str:
         """Return the name of the member that owns requests opened here."""
@@ -70,10 +73,6 @@ class OwnerClient(Protocol):
     @property
     def ready(self) -> bool:
         """Return whether a request opened now could run."""
-
-    @property
-    def lacks_s(self) -> float:
-        """Return for how long no request could run: 0 if one can run now, infinite if none ever could."""
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -88,6 +87,12 @@ class OwnerClient(Protocol):
 
     async def story(self, request: str) -> Story:
         """Return what the parts of the deployment remember of a request."""
+
+
+class OwnerClient(DeploymentClient, Protocol):
+    @property
+    def lacks_s(self) -> float:
+        """Return for how long no request could run: 0 if one can run now, infinite if none ever could."""
 
     def pause(self, request: str) -> None:
         """Stop the request until `resume`, since the client does not read; then the request goes on as before."""

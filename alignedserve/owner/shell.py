@@ -18,6 +18,7 @@ from functools import partial
 from itertools import count
 from typing import TypeAlias
 
+from alignedserve.config.sections import ServerConfig
 from alignedserve.core import NO_OPENING, Rejection, Request, Role, Sketch
 from alignedserve.errors import AlignedServeError, CastOut
 from alignedserve.explain.story import Story
@@ -49,6 +50,10 @@ class Owner(NoHands):
         if not part.config.topology.colocated:
             needed |= {Role.POOL} if part.config.lends else {Role.PREFILL, Role.POOL}
         self.name = part.spec.name
+        server, is_usual = part.config.server, part.config.server.port == ServerConfig().port
+        self._place = "" if is_usual else f" --port {server.port}"  # where a command asks
+        if server.tls_cert is not None:
+            self._place = f" --url https://localhost:{server.port}"
         self._part, self._is_predicted = part, part.config.policy.predictor is Predictor.HASH
         self._sketched: tuple[Sequence[int], Sketch | None] = (), None  # the last prompt, with sketch
         # A gateway that starts again hears of the workers in a moment: the first requests wait for that.
@@ -129,9 +134,10 @@ class Owner(NoHands):
                     if isinstance(arrived, Reject):
                         if arrived.reason is Rejection.CULPRIT:
                             raise Culprit(arrived.why)
+                        command = f"alignedserve explain {request.id}{self._place}"
                         if arrived.reason is Rejection.GIVEN_UP:
-                            raise GivenUp(arrived.why, arrived.retry_after_s, request.id)
-                        raise Overloaded(arrived.why, arrived.retry_after_s, arrived.reason, request.id)
+                            raise GivenUp(arrived.why, arrived.retry_after_s, command)
+                        raise Overloaded(arrived.why, arrived.retry_after_s, arrived.reason, command)
                     of_first = arrived.opening or NO_OPENING, arrived.is_infeasible
                     yield Delivered(arrived.tokens, arrived.finish, arrived.logprobs, *of_first, arrived.spent)
             finally:

@@ -362,6 +362,7 @@ class Holding:
     free_blocks: int = 0
     is_retiring: bool = False  # the worker takes no new requests
     is_reserved: bool = False  # nothing joins there but what the router sends
+    waiting: tuple[Attempt, ...] = ()  # of the attempts: those whose prompt has not begun
 
 
 # --- Messages that repair what a lost frame, or a frame lost with its receiver, has left behind.

@@ -23,7 +23,7 @@ from alignedserve.locks import NotPrivate
 from alignedserve.policies.guard import OwnPolicies
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import AtWork, Event
-from alignedserve.protocol.messages import Heartbeat, Life, Member, rank_suffix
+from alignedserve.protocol.messages import ROUTER, Heartbeat, Life, Member, rank_suffix
 from alignedserve.protocol.wire import MOST_FRAME_BYTES
 from alignedserve.scheduling.policy import Policy
 from alignedserve.shell.answer_limit import AnswerLimit
@@ -39,6 +39,15 @@ from alignedserve.sizing.capacity import Capacity, capacity
 from alignedserve.sizing.model_folder import model_folder
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EmbedSide:
+    """The deployment of the embedding model, beside that of the served one, as its owners of requests need it."""
+
+    deployment: str
+    router: str
+    config: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,21 @@ class PartSpec:
     outlive_s: float = 0.0  # how long the part goes on without a launcher (launch/succession.py)
     replaces: str = ""  # the part that ends when this one runs; a gateway takes its connections over
     lends: bool = False  # whether this prefill worker decodes too: to other parts it is a decode worker
+    embed: EmbedSide | None = None  # of an owner of requests: it is a member there, too
+    of_embed: bool = False  # whether this part is of the embedding model
+    weights: str = ""  # what they were when the deployment started (weights_mark); empty: they are random, or not known
     is_private: bool = False  # whether inboxes are sockets that only this user can open (links.py), and no ports
+
+    @property
+    def member(self) -> str:
+        """Return the name that other parts know: each router is the only one that its members know."""
+        return ROUTER if self.role is Role.ROUTER else self.name
+
+    def on_side(self, side: EmbedSide) -> PartSpec:
+        """Return the spec of this owner of requests as a member of that deployment."""
+        return replace(
+            self, deployment=side.deployment, router=side.router, config=side.config, embed=None, of_embed=True
+        )
 
     @property
     def acts_as(self) -> Role:
@@ -163,8 +186,10 @@ class Part(Place):
         self.clock = Clock(spec.origin)
         if spec.is_private:
             remove_sockets(spec.deployment, f"{spec.name}.")  # of its earlier lives
-        self.links = Links(spec.name, self.incarnation, spec.inbox, spec.router, MOST_FRAME_BYTES, self._keys)
-        self.member = Member(spec.name, spec.acts_as, spec.node, self.incarnation, self.links.address, lends=spec.lends)
+        self.links = Links(spec.member, self.incarnation, spec.inbox, spec.router, MOST_FRAME_BYTES, self._keys)
+        self.member = Member(
+            spec.member, spec.acts_as, spec.node, self.incarnation, self.links.address, lends=spec.lends
+        )
 
     @cached_property
     def at_work(self) -> AtWork:

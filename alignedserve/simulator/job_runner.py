@@ -173,11 +173,12 @@ class _OwnerPart(NoHands):
 class _Answers:
     """Answers lines by requests to the simulated deployment."""
 
-    models = (MODEL,)
-
     def __init__(self, simulation: JobRunnerSimulation, member: Member, owner: Owner) -> None:
         self._simulation, self._member, self._owner = simulation, member, owner
         self._serials = count()
+
+    def serves(self, model: object) -> bool:
+        return model == MODEL
 
     async def answer(self, line: LineRequest, on_running: Callable[[], None]) -> dict[str, Any]:
         id = f"{line.body['job']}/{line.body['line']}/{self._member.incarnation}.{next(self._serials)}"

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from alignedserve.core import Role, Usage
+from alignedserve.cost.promising import LearntPromise
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
@@ -198,6 +199,7 @@ class Simulation:
             direct=settings.direct,
             look_ahead=settings.look_ahead,
             copies_beside=settings.copies_beside,
+            promise=None if settings.belief is None else LearntPromise(settings.limits, settings.limits.num_tokens),
             layers=settings.layers,
         )
         return make(setup)

@@ -49,6 +49,7 @@ def adapter_roots(config: Config) -> tuple[Path, ...]:
 
 def check_names(config: Config) -> None:
     """Raise where an adapter has the model's own name: a request could not choose between them."""
-    model = config.served_model_name or config.model
-    if config.lora is not None and model in dict(config.lora.folders):
-        raise ConfigError(f"lora: the model itself is called {model!r:.80}: give the adapter another name")
+    adapters = {} if config.lora is None else dict(config.lora.folders)
+    for name in config.model_names:
+        if name in adapters:
+            raise ConfigError(f"lora: the model itself is called {name!r:.80}: give the adapter another name")

@@ -27,7 +27,7 @@ from alignedserve.sizing.claims import claimed
 
 _MIB = 1 << 20
 SHARE_LEFT = 0.15  # of free memory, which stays free
-SHARED_RECORDS = 2 * _MIB  # beside the pool: what gateways count of callers, and the adapters that are loaded
+SHARED_RECORDS = 9 * _MIB // 4  # beside the pool: what gateways count of callers, and the adapters that are loaded
 BATCH_SHARE = 0.4  # of a decode worker's device that the pool fills with one batch (kvpool/batching.py)
 
 

@@ -241,8 +241,8 @@ def _too_small(
     config: Config, model: ModelConfig, folder: Path, rank: _Rank, free: FreeMemory, tokens: int, least: int
 ) -> AlignedServeError:
     """Return why not even the shortest context fits, or not the one that was named."""
-    workers, least_mb = num_workers(config), kv_mb(config, rank.room, model, least)
-    if config.engine.max_model_len and tokens >= LEAST_CONTEXT:
+    workers, least_mb, engine = num_workers(config), kv_mb(config, rank.room, model, least), config.engine
+    if engine.max_model_len and tokens >= LEAST_CONTEXT:
         fits = tokens // config.engine.block_size * config.engine.block_size
         return ConfigError(
             f"--max-model-len {least} needs {least_mb} MB for KV in each worker, and {int(tokens * rank.token) // _MIB}"
@@ -260,6 +260,11 @@ def _too_small(
         there = f" ({free.available // _MIB} are free, {SHARE_LEFT:.0%} stay for other programs)"
     what = too_much(config, needs, workers, pool, workers * needs.total + pool)
     advice = lighter(config, model, rank.room, folder, needs.cache, (usable - pool) // workers)
+    if replace(needs, step=0).total <= (left := (usable - pool) // workers) and engine.step_tokens > _LEAST_STEP_TOKENS:
+        share = 0.9 * (left - needs.weights - needs.cache) / needs.step  # seats take some of it too
+        fits = max(1, int(share * engine.step_tokens) // _LEAST_STEP_TOKENS) * _LEAST_STEP_TOKENS
+        seats = f", and --max-batch from {engine.seats}" if engine.seats > fits else ""
+        advice = f"lower --max-step-tokens from {engine.step_tokens} to {fits}{seats}"
     for_pool = usable - workers * needs.total
     if (named := config.kvpool.memory_mb) is not None and for_pool >= _MIB:
         advice = f"lower --pool-memory-mb from {named} to {for_pool // _MIB}"
@@ -282,11 +287,16 @@ def _named_too_small(config: Config, model: ModelConfig, room: Capacity, free: F
 # --- What is told
 
 
-def told(asked: Config, config: Config, model: ModelConfig, room: Capacity, free: FreeMemory) -> list[str]:
-    """Return a line for each size that was decided, with the flag that changes it."""
+def told(
+    asked: Config, config: Config, model: ModelConfig, room: Capacity, free: FreeMemory, longest: int | None = None
+) -> list[str]:
+    """Return a line for each size that was decided, with the flag that changes it. `longest` are the tokens of a text
+    that becomes a vector, where the model's folder says how many."""
     engine, whole = config.engine, model.max_positions
     lines = []
-    if room.max_model_len < whole:
+    if longest is not None and longest < room.max_model_len and not model.generates:
+        lines.append(f"context: {longest:,} tokens of a text, as the model's folder says")
+    elif room.max_model_len < whole:
         named = asked.engine.max_model_len is not None
         flags = "--max-model-len" if named or engine.on_gpu else "--max-model-len, --kv-memory-mb"
         lines.append(f"context: {room.max_model_len:,} of the model's {whole:,} tokens ({flags})")

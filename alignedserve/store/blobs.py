@@ -52,7 +52,7 @@ class Blobs:
             try:
                 opened: IO[bytes] = self._fs.open(self._path(id), "rb")
             except FileNotFoundError:
-                raise BytesGone(f"the bytes of {id} are no longer at {self.url}") from None
+                raise BytesGone(f"the bytes of {id} are gone") from None
             return opened
 
     def remove(self, id: str) -> None:

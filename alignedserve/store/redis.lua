@@ -19,11 +19,27 @@ local function add_file(id, owner, bytes, expires_at, record)
   if expires_at ~= '' then redis.call('ZADD', p..':expiry', expires_at, id) end
 end
 
+-- What the results of an owner's open jobs take.
+local function growing(owner)
+  local size = 0
+  for _, id in ipairs(redis.call('HKEYS', p..':growing')) do
+    if redis.call('ZSCORE', p..':jobs:'..owner, id) and redis.call('ZSCORE', p..':open', id) then
+      size = size + redis.call('HGET', p..':growing', id)
+    end
+  end
+  return size
+end
+
+function operations.growing()
+  return tostring(growing(ARGV[1]))
+end
+
 function operations.add_file()
   local id, owner, bytes, most_files, most_bytes = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[6]), tonumber(ARGV[7])
   if most_files and redis.call('HEXISTS', p..':files', id) == 0 then
     local files, size = redis.call('ZCARD', p..':files:'..owner), redis.call('HGET', p..':bytes', owner)
-    if files >= most_files or tonumber(size or 0) + tonumber(bytes) > most_bytes then return 'over' end
+    local all = tonumber(size or 0) + growing(owner) + tonumber(bytes)
+    if files >= most_files or all > most_bytes then return 'over' end
   end
   add_file(id, owner, bytes, ARGV[4], ARGV[5])
   return 'done'
@@ -66,6 +82,7 @@ function operations.save_job()
     redis.call('HINCRBY', p..':open_of', owner, -1)
     redis.call('DEL', p..':results:'..id, p..':counts:'..id, p..':costs:'..id)
     redis.call('HDEL', p..':forecasts', id)
+    redis.call('HDEL', p..':growing', id)
   end
   if kept_until ~= '' then redis.call('ZADD', p..':ended', kept_until, id) end
   for at = 8, num_args, 4 do add_file(ARGV[at], owner, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]) end
@@ -95,6 +112,7 @@ function operations.add_results()
   for at = 3, num_args, 11 do
     if redis.call('HSETNX', p..':results:'..job, ARGV[at], ARGV[at + 1]) == 1 then
       new = new + 1
+      redis.call('HINCRBY', p..':growing', job, #ARGV[at + 1])
       for offset, name in ipairs({
         'completed', 'failed', 'input_tokens', 'cached_tokens', 'output_tokens', 'reasoning_tokens',
         'device_us', 'millijoules', 'modelled_mj'

@@ -171,7 +171,8 @@ class RedisStore:
         files = await self._ask(self.redis.zcard(self._key(f"files:{owner}")))
         size = await self._ask(self.redis.hget(self._key("bytes"), owner))
         jobs = await self._ask(self.redis.hget(self._key("open_of"), owner))
-        return OwnerUsage(files, int(size or 0), int(jobs or 0))
+        growing = int(await self._script("growing", owner))
+        return OwnerUsage(files, int(size or 0) + growing, int(jobs or 0))
 
     # --- Jobs
 

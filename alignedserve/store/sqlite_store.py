@@ -42,6 +42,8 @@ from alignedserve.store.store import (
 BUSY_S = 10.0  # how long a write waits for another process's write
 ANSWER_S = 30.0  # for any use, with what waits before it: a disk may hang
 LOG_PAGES = 1000  # after which a commit copies the log into the file: SQLite's own default
+MOST_LOG_BYTES = 16 << 20  # that the log keeps on the disk once it is copied
+SHRUNK_PAGES = 1000  # that are given back together: other processes may write meanwhile
 _AGAIN_S = 0.01  # between two tries to open a file that another process is opening
 ROWS = 100  # results that are read together
 _SUMS = tuple(asdict(LineCounts()))
@@ -98,6 +100,8 @@ COSTS = """
         job TEXT PRIMARY KEY, device_us INTEGER NOT NULL, millijoules INTEGER NOT NULL, modelled_mj INTEGER NOT NULL)
         WITHOUT ROWID
 """
+# Likewise: what the results of an open job take, which counts as its owner's.
+GROWING = "CREATE TABLE IF NOT EXISTS growing (job TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID"
 
 
 class SqliteStore:
@@ -224,8 +228,7 @@ class SqliteStore:
             for file in files:
                 self._insert_file(file)
             if not saved.is_open:
-                self._execute("DELETE FROM results WHERE job = ?", job.id)
-                for table in _SUMS_OF:
+                for table in ("results", "growing", *_SUMS_OF):
                     self._execute(f"DELETE FROM {table} WHERE job = ?", job.id)
 
         await self._write(save)
@@ -244,6 +247,8 @@ class SqliteStore:
                 columns, marks = ", ".join(("job", *names)), ", ".join("?" * (1 + len(names)))
                 sql = f"INSERT INTO {table} ({columns}) VALUES ({marks}) ON CONFLICT (job) DO UPDATE SET {sums}"
                 self._execute(sql, job, *(counts[name] for name in names))
+            sql = "INSERT INTO growing VALUES (?, ?) ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes"
+            self._execute(sql, job, sum(len(result.text) for result in new))
             return len(new)
 
         return await self._write(add)
@@ -317,6 +322,8 @@ class SqliteStore:
 
     async def forget_responses(self, now: float) -> None:
         await self._do("DELETE FROM responses WHERE expires_at <= ?", now)
+        while await self._run(self._shrink):
+            pass
 
     # --- The lease
 
@@ -370,7 +377,9 @@ class SqliteStore:
             with suppress(OSError):  # SQLite says what is wrong
                 os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
         self._connection = connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file, before anything is in it
         connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA journal_size_limit = {MOST_LOG_BYTES}")
         connection.execute("PRAGMA wal_autocheckpoint = 0")  # the holder of the lease does it
         _use_wal(connection)
         with self._transaction():
@@ -381,6 +390,7 @@ class SqliteStore:
                 for statement in filter(str.strip, script.split(";")):
                     self._execute(statement)
             self._execute(COSTS)
+            self._execute(GROWING)
             self._execute(f"PRAGMA user_version = {known}")
 
     @contextmanager
@@ -408,9 +418,16 @@ class SqliteStore:
 
     def _usage(self, owner: str) -> OwnerUsage:
         sql = "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files WHERE owner = ?"
-        files = self._execute(sql, owner).fetchone()
-        jobs = self._execute("SELECT COUNT(*) FROM jobs WHERE owner = ? AND is_open", owner).fetchone()
-        return OwnerUsage(*files, *jobs)
+        files, size = self._execute(sql, owner).fetchone()
+        sums = "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM jobs LEFT JOIN growing ON job = id"
+        jobs, growing = self._execute(f"{sums} WHERE owner = ? AND is_open", owner).fetchone()
+        return OwnerUsage(files, size + growing, jobs)
+
+    def _shrink(self) -> bool:
+        """Give the disk back some of what deleted rows took; return whether there is more."""
+        self._execute(f"PRAGMA incremental_vacuum({SHRUNK_PAGES})").fetchall()
+        is_incremental = self._execute("PRAGMA auto_vacuum").fetchone()[0] == 2
+        return is_incremental and bool(self._execute("PRAGMA freelist_count").fetchone()[0] >= SHRUNK_PAGES)
 
     def _check_fence(self, fence: int | None) -> None:
         number = self._execute("SELECT number FROM lease").fetchone()[0]

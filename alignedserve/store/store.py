@@ -68,7 +68,7 @@ class OwnerUsage:
     """The amounts that an owner has in the store, or may have at most."""
 
     files: int = 0
-    bytes: int = 0
+    bytes: int = 0  # of files, and of the results of open jobs, which become files
     open_jobs: int = 0
 
 
@@ -249,6 +249,7 @@ class StoredResponse:
     answer: msgspec.Raw  # as clients see it
     previous: str | None = None  # the response that it continues
     job: str | None = None  # the job that makes it in the background
+    seen: list[msgspec.Raw] | None = None  # its output; None: written by a version before, and read from the answer
 
     @property
     def status(self) -> str:
@@ -257,8 +258,9 @@ class StoredResponse:
     @property
     def output(self) -> list[msgspec.Raw]:
         """The items of the answer as models see them: without log-probabilities."""
-        items = _field(self.answer, "output", list[dict[str, msgspec.Raw]])
-        return [msgspec.Raw(msgspec.json.encode(_without_logprobs(item))) for item in items]
+        if self.seen is not None:
+            return self.seen
+        return seen_items(_field(self.answer, "output", list[dict[str, msgspec.Raw]]))
 
     @property
     def items(self) -> list[msgspec.Raw]:
@@ -268,7 +270,8 @@ class StoredResponse:
     def with_answer(self, fields: dict[str, Any]) -> StoredResponse:
         """Return the response with these fields of its answer changed."""
         answer = msgspec.json.decode(self.answer, type=dict[str, msgspec.Raw]) | fields
-        return replace(self, answer=msgspec.Raw(msgspec.json.encode(answer)))
+        seen = seen_items(fields["output"]) if "output" in fields else self.seen
+        return replace(self, answer=msgspec.Raw(msgspec.json.encode(answer)), seen=seen)
 
     def has_expired(self, now: float) -> bool:
         return self.expires_at <= now
@@ -279,8 +282,15 @@ def _field(tree: msgspec.Raw, name: str, kind: type[Value]) -> Value:
     return msgspec.json.decode(msgspec.json.decode(tree, type=dict[str, msgspec.Raw])[name], type=kind)
 
 
-def _without_logprobs(item: dict[str, msgspec.Raw]) -> dict[str, Any]:
-    if "content" not in item:
+def seen_items(items: Sequence[Mapping[str, Any]]) -> list[msgspec.Raw]:
+    """Return the items of an answer as models see them: without log-probabilities, which may have megabytes."""
+    return [msgspec.Raw(msgspec.json.encode(_without_logprobs(item))) for item in items]
+
+
+def _without_logprobs(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    parts = item.get("content")
+    if isinstance(parts, msgspec.Raw):
+        parts = msgspec.json.decode(parts, type=list[dict[str, msgspec.Raw]])
+    if not isinstance(parts, list):
         return item
-    parts = msgspec.json.decode(item["content"], type=list[dict[str, msgspec.Raw]])
     return {**item, "content": [{name: part[name] for name in part if name != "logprobs"} for part in parts]}

@@ -50,7 +50,11 @@ class Writer(GrammarWriter):
 
     def text_before(self, marker: str) -> str:
         name = f"text_{len(self.rules)}"
-        self.rules.append(f"{name}[suffix={_quoted(marker)}]: /(?s:.*)/")
+        if (token := self._any.search(marker)) is None:
+            self.rules.append(f"{name}[suffix={_quoted(marker)}]: /(?s:.*)/")
+        else:  # no text has the token's characters; what stands before it in the marker ends the text
+            before, rest = marker[: token.start()], marker[token.start() :]
+            self.rules += [f"{name}: {name.upper()} {self.text(rest)}", f"{name.upper()}: /(?s:.*)/ {_quoted(before)}"]
         return name
 
     def json(self, schema: Any) -> str:

@@ -25,10 +25,12 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, partial
 from itertools import islice
+from threading import Thread
 from typing import Any
 
 import jinja2
@@ -38,6 +40,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from alignedserve.architectures.given import decode_json, encode_json
 from alignedserve.errors import ModelError, PromptError, PromptTooLong
 from alignedserve.text.encoding import encode, surely_exceeds
 
@@ -51,22 +54,24 @@ class Rendering:
     tools: tuple[dict[str, Any], ...] = ()
     opens_answer: bool = True  # whether the prompt ends where the assistant's answer begins
     continues: bool = False  # whether the answer continues the last message, which is the assistant's
-    more: Mapping[str, Any] = field(default_factory=dict)  # other variables of this template
-    offered: Mapping[str, Any] = field(default_factory=dict)  # variables that a template gets where it has them
+    more: Mapping[str, Any] = field(default_factory=dict)  # variables that a template gets where it has them
     most_tokens: int | None = None  # where it surely has more, PromptTooLong is raised in place of encoding it
 
 
 USUAL = Rendering()
+MOST_RENDER_S = 20.0  # of the first chat: others take a millisecond
 
 
 class ChatTemplate:
-    def __init__(self, source: str, variables: Mapping[str, str], specials: Iterable[str], tokenizer: str) -> None:
+    def __init__(
+        self, source: str, variables: Mapping[str, str], specials: Iterable[str], tokenizer: str | bytes
+    ) -> None:
         """`tokenizer` is the text of a tokenizer.json, and `specials` are its special tokens."""
         environment = _environment()
         try:
             parsed = environment.parse(source)
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, RecursionError) as error:
             raise ModelError(f"the chat template cannot be read: {_one_line(error)}") from error
         self._variables = dict(variables)
         self._known = meta.find_undeclared_variables(parsed)
@@ -76,8 +81,30 @@ class ChatTemplate:
         self.shows_tools = "tools" in self._known
         # Names that no user can guess: they never leave this process.
         self._names = {special: f"\ue000{secrets.token_hex(16)}\ue001" for special in specials}
-        self._tokenizer = _renamed(tokenizer, self._names)
+        self._described = tokenizer
         self._literals = {node.value for node in parsed.find_all(nodes.Const) if isinstance(node.value, str)}
+        self._check_that_it_ends()
+
+    def _check_that_it_ends(self) -> None:
+        """Raise where a short chat is not rendered in time: a template is a program of the model's, and one that does
+        not end would keep a thread of those that read chats."""
+
+        def render() -> None:
+            with suppress(Exception):  # what it refuses is said where it is asked for
+                self._template.render(
+                    {**self._variables, "messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": True}
+                )
+
+        rendering = Thread(target=render, name="template", daemon=True)
+        rendering.start()
+        rendering.join(MOST_RENDER_S)
+        if rendering.is_alive():
+            raise ModelError(f"the chat template takes more than {MOST_RENDER_S:g} s for a short chat")
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer of rendered chats, which is made at the first use: a large one takes half a second."""
+        return _renamed(self._described, self._names)
 
     def has_variable(self, name: str) -> bool:
         return name in self._known
@@ -98,10 +125,7 @@ class ChatTemplate:
             return self._token_ids([_with_texts(message) for message in messages], rendering)
 
     def _token_ids(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering) -> list[int]:
-        if unknown := rendering.more.keys() - self._known:
-            raise PromptError(f"the model's chat template has no variable named {min(unknown)}")
-        offered = {name: value for name, value in rendering.offered.items() if name in self._known}
-        more = {**offered, **rendering.more}
+        more = {name: value for name, value in rendering.more.items() if name in self._known}
         # A character that stands in none of the texts for each edge of a special token.
         used = set[str]().union(*all_texts([messages, rendering.tools, more]))
         free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
@@ -120,13 +144,16 @@ class ChatTemplate:
         except Exception as error:  # a template is a program: unexpected messages may make it raise anything
             raise PromptError(f"the model's chat template refuses these messages: {_one_line(error)}") from error
         if rendering.continues:  # up to the end of the last message's content, without white space at its end
-            before, last, _ = rendered.rpartition(shown[-1]["content"].strip())
+            continued = shown[-1]["content"].strip()
+            if not continued:
+                raise PromptError("the last message is empty: the answer cannot continue it")
+            before, last, _ = rendered.rpartition(continued)
             if not last:
                 raise PromptError("the model's chat template changes the last message: the answer cannot continue it")
             rendered = before + last
         named = self._special.sub(lambda found: self._names[found[0]], rendered)
         back = str.maketrans({stand_in: character for character, stand_in in stand_ins.items()})
-        prompt, ids_of = named.translate(back), partial(encode, self._tokenizer, add_special_tokens=False)
+        prompt, ids_of = named.translate(back), partial(encode, self.tokenizer, add_special_tokens=False)
         most = rendering.most_tokens
         if most is not None and len(prompt) > most and surely_exceeds(ids_of, [prompt], most):
             raise PromptTooLong
@@ -209,9 +236,9 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
-def _renamed(tokenizer: str, names: Mapping[str, str]) -> Tokenizer:
+def _renamed(tokenizer: str | bytes, names: Mapping[str, str]) -> Tokenizer:
     """Return the tokenizer with its special tokens under other names but with the same ids."""
-    described = json.loads(tokenizer)
+    described = decode_json(tokenizer.encode() if isinstance(tokenizer, str) else tokenizer)
     for added in described.get("added_tokens") or ():
         added["content"] = names.get(added["content"], added["content"])
     model = described["model"]
@@ -222,7 +249,7 @@ def _renamed(tokenizer: str, names: Mapping[str, str]) -> Tokenizer:
     if (unknown := model.get("unk_token")) is not None:
         model["unk_token"] = names.get(unknown, unknown)
     described["post_processor"] = described["truncation"] = described["padding"] = None
-    return Tokenizer.from_str(json.dumps(described))
+    return Tokenizer.from_buffer(encode_json(described))
 
 
 class _GenerationTag(Extension):

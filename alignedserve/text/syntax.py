@@ -8,6 +8,7 @@ is found when it is asked for, in some tens of microseconds.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary, finalize
 
-from alignedserve.architectures.families.model_config import read_json
+from alignedserve.architectures.given import encode_json, read_json
 from alignedserve.errors import ModelError
 
 if TYPE_CHECKING:  # an engine runs without llguidance installed, as long as no request has a syntax
@@ -60,12 +61,29 @@ def lark_syntax(rules: str) -> str:
     return LLMatcher.grammar_from_lark(rules)
 
 
+def is_gbnf(rules: str) -> bool:
+    """Return whether rules are in llama.cpp's language: its first rule shows it."""
+    return re.match(r"(?:\s|#[^\n]*\n)*[\w-]+\s*::=", rules) is not None
+
+
+def gbnf_syntax(rules: str) -> str:
+    """Return the syntax of rules in llama.cpp's language; raise ValueError where they cannot be said in ours.
+
+    A hostile chain of rules takes minutes: this is for a process whose time is limited."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return lark_syntax(gbnf_to_lark(rules))
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(str(error) or type(error).__name__) from None
+
+
 class Template:
     """A compiled syntax, at its start. Those who follow it have copies, which share most of its memory."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
-        matcher.compute_bitmask()  # takes most of the time for a pattern, and is kept
+        self.first_bits, self.may_be_empty = matcher.compute_bitmask(), matcher.is_accepting()
 
     def matcher(self) -> LLMatcher:
         return self._matcher.deep_copy()
@@ -138,7 +156,7 @@ class Syntaxes:
             end = {"id": number, "content": _END, "special": True}
             plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
             described["added_tokens"] = [*added, {**end, **plain}]
-            return LLTokenizer(json.dumps(described), eos_token=number)
+            return LLTokenizer(encode_json(described).decode(), eos_token=number)
         except (ValueError, TypeError, KeyError) as error:
             message = f"grammars cannot be made for the tokens in {self._path}: {' '.join(str(error).split())}"
             raise ModelError(message) from error

@@ -15,7 +15,8 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
-from alignedserve.architectures.given import Given, read_json, read_json_if_there
+from alignedserve.architectures.given import Given, encode_json, read_json, read_json_if_there
+from alignedserve.architectures.template_file import TOKENIZER_CONFIG, template_source
 from alignedserve.architectures.vectors import PooledRule
 from alignedserve.config.choices import AUTO
 from alignedserve.core import Sampling
@@ -31,10 +32,12 @@ from alignedserve.text.calls.formats import (
 from alignedserve.text.chat_template import USUAL, ChatTemplate, Rendering
 from alignedserve.text.decoding import IncrementalDecoder
 from alignedserve.text.encoding import encode, surely_exceeds
+from alignedserve.text.infill import InfillTokens
 from alignedserve.text.reasoning.families import ReasoningFamily, choose_family
 from alignedserve.text.syntax_trial import SyntaxTrial
 
-_TOKENIZER, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+_TOKENIZER, _CONFIG = "tokenizer.json", TOKENIZER_CONFIG
+_MARK = "\u263a"
 _BRACKETED = re.compile(r"<.*>\Z", re.DOTALL)
 
 
@@ -53,6 +56,7 @@ class TextModel:
     call_format: CallFormat = GENERAL  # in which the model calls tools
     shows_tools: bool = False  # whether the template shows tools; otherwise a message describes them
     pooled: PooledRule | None = None  # how the model makes vectors, where it does
+    infill: InfillTokens | None = None  # by which the model fills in the middle of a text, where it can
 
     @classmethod
     def load(cls, folder: Path, reasoning_parser: str = AUTO, tool_call_parser: str = AUTO) -> TextModel:
@@ -64,7 +68,7 @@ class TextModel:
         text, tokenizer = _read_tokenizer(folder / _TOKENIZER, _special_texts(naming))
         added = tokenizer.get_added_tokens_decoder()
         specials = {token.content: number for number, token in added.items() if token.special}
-        source, template = _template_source(folder, naming.get("chat_template")), None
+        source, template = template_source(folder), None
         if source is not None:
             try:
                 template = ChatTemplate(source, _variables(naming), specials, text)
@@ -86,6 +90,7 @@ class TextModel:
             reasoning=choose_family(reasoning_parser, source or ""),
             call_format=form or GENERAL,
             shows_tools=form is not None and template is not None and template.shows_tools,
+            infill=InfillTokens.of(tokenizer.token_to_id, _texts_in(naming.get("fim_tokens"))),
         )
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = USUAL) -> list[int]:
@@ -119,6 +124,19 @@ class TextModel:
     def answer_ids(self, text: str) -> list[int]:
         """Return the text's tokens as the model would write it, with no special tokens around it."""
         return encode(self.tokenizer, text, add_special_tokens=False)
+
+    def inner_ids(self, text: str) -> list[int]:
+        """Return the text's tokens where it stands within a text: some tokenizers put a space before each text."""
+        mark, num_tokens = self._mark
+        return encode(self.tokenizer, mark + text, add_special_tokens=False)[num_tokens:]
+
+    @cached_property
+    def _mark(self) -> tuple[str, int]:
+        """Return a character that shares no token with others, and how many tokens it has at the begin of a text, where
+        the tokenizer puts a space there."""
+        ids = self.answer_ids(_MARK)
+        has_space = bool(ids) and (self.tokenizer.id_to_token(ids[0]) or "").startswith("\u2581")
+        return (_MARK, len(ids)) if has_space else ("", 0)
 
     def surely_exceeds(self, texts: Iterable[str], most: int) -> bool:
         """Return whether the texts surely have more than `most` tokens."""
@@ -169,7 +187,7 @@ class TextModel:
         return cache(find)
 
 
-def _read_tokenizer(path: Path, specials: set[str]) -> tuple[str, Tokenizer]:
+def _read_tokenizer(path: Path, specials: set[str]) -> tuple[bytes, Tokenizer]:
     """Return the text of tokenizer.json, in which each token that the configuration calls special is marked special,
     and its tokenizer."""
     described = read_json(path)
@@ -178,9 +196,9 @@ def _read_tokenizer(path: Path, specials: set[str]) -> tuple[str, Tokenizer]:
         raise ModelError(f"{path}: added_tokens must be a list of objects")
     for added in added_tokens:
         added["special"] = added.get("special", False) or added.get("content") in specials
-    text = json.dumps(described)
     try:
-        tokenizer = Tokenizer.from_str(text)
+        text = encode_json(described)
+        tokenizer = Tokenizer.from_buffer(text)
     except Exception as error:  # the library raises nothing narrower
         raise ModelError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     tokenizer.no_truncation()
@@ -208,26 +226,14 @@ def _special_texts(naming: Mapping[str, Any]) -> set[str]:
     return {*_variables(naming).values(), *(text for token in [*more, *marked] if (text := _token_text(token)))}
 
 
+def _texts_in(named: Any) -> dict[str, str]:
+    return {key: text for key, text in named.items() if isinstance(text, str)} if isinstance(named, dict) else {}
+
+
 def _tokens_in(listed: Any) -> list[Any]:
     if listed is not None and not isinstance(listed, dict | list):
         raise ModelError(f"{_CONFIG}: special tokens must be a list or an object, not {listed!r:.40}")
     return list(listed.values()) if isinstance(listed, dict) else list(listed or ())
-
-
-def _template_source(folder: Path, configured: Any) -> str | None:
-    path = folder / _TEMPLATE
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        pass
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    if isinstance(configured, list):  # several templates with names
-        named = {entry.get("name"): entry.get("template") for entry in configured if isinstance(entry, dict)}
-        configured = named.get("default")
-    if configured is not None and not isinstance(configured, str):
-        raise ModelError(f"{folder / _CONFIG}: chat_template must be a text")
-    return configured
 
 
 def _eos_ids(config: Given, generation: Mapping[str, Any]) -> tuple[int, ...]:

@@ -1,22 +1,23 @@
 """The speed of a worker, by its own measure: the time of steps, the size of chunks, the tokens that a step may have,
 and the chats to come (ArrivalForecast).
 
-A step that finds too little memory has changed nothing: smaller steps follow (StepRoom).
+A step that finds too little memory has changed nothing: smaller steps follow (StepRoom). A step that would wait for
+masks of grammars has fewer of their requests (MaskTurns).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 
-from alignedserve.core import Chunk, Slo, StepPlan, WorkerLimits
+from alignedserve.core import Chunk, Slo, StepPlan, StepResult, WorkerLimits
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.cost.model import CostModel, Shape
 from alignedserve.scheduling.slo import RecentSteps, StepTimes
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import StepContext
+from alignedserve.worker.step.view import StepContext, shape_of
 
 COUNTED = 20
 LONGEST_S, SHORTEST_S = 60.0, 10.0  # without a prompt, before none is expected: prompts may come in bursts
@@ -121,6 +122,69 @@ class StepRoom:
             self.tokens, self._went_well = min(self._most, 2 * self.tokens), 0
 
 
+FREE_S = 0.002  # of masks, in any step
+UNKNOWN_S = 0.001  # of a mask of a request that has had none yet
+WAITS = 0.25  # times as long as steps run without, they may have waited for masks
+
+
+class MaskTurns:
+    """Requests whose grammars are slow take turns, so that no step waits long for their masks.
+
+    While a step computes, a thread finds which tokens may come next, for most grammars in microseconds. `(a{300}){300}`
+    takes 25 ms for each token: with eight such requests a step of 2 ms took 0.2 s. So a step has as many of them as fit
+    into its time, or FREE_S; the others sit it out. A mask that is longer than that runs where steps have waited for a
+    fifth of the time lately at most (WAITS), or where nothing else is here. For example, steps of 2 ms run for 92 ms
+    after one that waited 23 ms for a mask. Callers take turns by what their masks took.
+    """
+
+    def __init__(self) -> None:
+        self._takes: dict[str, float] = {}  # what the newest mask of a request took; 0 where that is little
+        self._used: dict[str, float] = {}  # by caller: what masks took together
+        self._free_s = FREE_S  # of masks, in the newest step
+        self._late_s, self._at = 0.0, 0.0  # for which steps have waited and others are not made up for, as of when
+
+    def within(
+        self, decodes: Sequence[WorkerRequest], are_prompts: bool, fit: OnlineCost, now: float
+    ) -> Sequence[WorkerRequest]:
+        """Return the decodes for which the next step has time. `are_prompts` says whether prompts may run in it.
+
+        Masks are measured in time of a processor, so the step's time is that of a quiet machine."""
+        masked = [running for running in decodes if running.history is not None and running.request.sampling.syntax]
+        if not masked:
+            return decodes
+        least = min(self._used.values(), default=0.0)
+        self._used = {of: self._used.get(of, least) for of in {running.request.caller for running in masked}}
+        self._takes = {it.request.id: it_s for it in masked if (it_s := self._takes.get(it.request.id)) is not None}
+        self._free_s = max(FREE_S, fit.model.seconds(shape_of((), decodes)) / max(1.0, fit.slowdown))
+        is_late = self._left_s(now) > 0 and (are_prompts or len(masked) < len(decodes))
+        total_s, out = 0.0, set[WorkerRequest]()
+        for running in sorted(masked, key=lambda it: (self._used[it.request.caller], it.last_token_at)):
+            known_s = self._takes.get(running.request.id)
+            takes_s = UNKNOWN_S if known_s is None else known_s
+            fits = total_s + takes_s <= self._free_s and not (is_late and known_s is None)
+            if takes_s and not fits and (total_s or is_late):
+                out.add(running)
+            else:
+                total_s += takes_s
+                self._used[running.request.caller] += takes_s
+        return [running for running in decodes if running not in out] if out else decodes
+
+    def ended(self, plan: StepPlan, result: StepResult, now: float) -> bool:
+        """Note what the masks of a step took, and return whether the step waited for them."""
+        took = dict(result.masks)
+        for decode in plan.decodes:
+            if decode.history is not None and decode.sampling.syntax:
+                self._takes[decode.request] = took.get(decode.request, 0.0)
+        if not took:
+            return False
+        waited_s = max(0.0, sum(took.values()) - self._free_s)
+        self._late_s, self._at = self._left_s(now) + waited_s, now
+        return waited_s > 0
+
+    def _left_s(self, now: float) -> float:
+        return max(0.0, self._late_s - WAITS * (now - self._at))
+
+
 _CHUNK_WEIGHT = 0.1  # of the newest chunk in the mean
 
 
@@ -133,6 +197,7 @@ class Pace:
         self._mean_chunk = float(setup.limits.max_step_tokens)
         self.pivot = self.fit.model.pivot(setup.limits.max_step_tokens)
         self.room = StepRoom(setup.limits.max_step_tokens)
+        self.masks = MaskTurns()
         self.coming = ArrivalForecast(self.policy.slo_scale)
         self.fetched_s = 0.0  # that copies from the pool have taken before steps, as predicted
 
@@ -147,7 +212,7 @@ class Pace:
 
     def promise(self, now: float) -> Slo | None:
         """Return what this worker can promise chats that ask for nothing; None if it does not know."""
-        return None if self._promise is None else self._promise(self.fit.model, now)
+        return None if self._promise is None else self._promise.told(self.fit.model, now)
 
     @property
     def times(self) -> StepTimes:
@@ -161,6 +226,7 @@ class Pace:
         at = StepContext(now, self.fit.model, times, room, block_size, chunk, self.policy, self.pivot)
         at.calm_s, at.joins_s = self.coming.bound_s(now), self.coming.joins_s(now)
         at.firsts, at.layers = self.coming.firsts(now), self.layers
+        at.enough_s = 0.0 if self._promise is None else self._promise.step_s(self.fit.model, now)
         return at
 
     def prompt_came(self, prompt: WorkerRequest, now: float) -> None:

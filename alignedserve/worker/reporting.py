@@ -75,7 +75,9 @@ class RouterLink(WorkerPart):
 
     def _holding(self) -> Command:
         held = tuple(self._here.attempts())
-        return Send(ROUTER, Holding(held, self._memory.num_free, self._here.is_retiring, self._here.is_reserved))
+        waiting = tuple(running.key for running in self._here.among(State.WAITING))
+        free, here = self._memory.num_free, self._here
+        return Send(ROUTER, Holding(held, free, here.is_retiring, here.is_reserved, waiting))
 
     def report(self, now: float) -> list[Command]:
         """Tell the router what is new, if anything."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
-from alignedserve.core import FREE_COPIES, CopyCost, Due, Request, Slo, WorkerLimits
+from alignedserve.core import FREE_COPIES, CopyCost, Due, Request, WorkerLimits
 from alignedserve.cost.fit import OnlineCost
-from alignedserve.cost.model import CostModel
 from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
 from alignedserve.worker.step.request import WorkerRequest
 
-Promising: TypeAlias = Callable[[CostModel, float], Slo]  # what can be promised by this cost model, now
+if TYPE_CHECKING:
+    from alignedserve.cost.promising import LearntPromise  # a core is given one, or none
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class WorkerSetup:
     look_ahead: int = 0  # steps that a worker plans while the step before runs: none, or one
     copies_beside: bool = False  # whether a decode worker's copies from the pool go on beside its steps
     energy_source: str = ""  # how the joules of steps are known (machine/energy.py)
-    promise: Promising | None = None  # to chats that ask for nothing; None: it is not known, or nobody chats here
+    promise: LearntPromise | None = None  # to chats that ask for nothing; None: it is not known, or nobody chats here
+    looks_first: bool = False  # whether it measures how fast the machine is now as soon as it is idle
     layers: int = 0  # between which a step can pause; 0: no step pauses
 
     def __post_init__(self) -> None:

@@ -137,11 +137,13 @@ class IdleTrials(WorkerPart):
 
     A worker that believes its machine slow, by the profile or by the last steps, may be wrong by now: other work may
     have ended. After some idle seconds the worker runs a few short steps on free blocks, and predicts steps by their
-    times. A request that comes meanwhile waits for one such step at most.
+    times. A request that comes meanwhile waits for one such step at most. A worker that `looks_first` does so as soon
+    as it starts: its profile is of an earlier start.
     """
 
-    def __init__(self, worker: Worker, has_profile: bool) -> None:
+    def __init__(self, worker: Worker, has_profile: bool, looks_first: bool = False) -> None:
         super().__init__(worker)
+        self._has_looked = not looks_first
         bounds = Bounds(self._limits, _LONGEST)
         # Without a profile nothing is known of a quiet machine.
         self._trials = [trial for trial in _TRIALS if has_profile and bounds.allow(trial)]
@@ -164,15 +166,17 @@ class IdleTrials(WorkerPart):
         """Run the next trial if the worker is idle and believes its machine slow."""
         if self._steps.running is not None:
             return []
-        if not (self._trials and self._pace.fit.slowdown >= BUSY) or self._here.is_retiring or self._here.attempts():
+        is_unsure = self._pace.fit.slowdown >= BUSY or not self._has_looked
+        if not (self._trials and is_unsure) or self._here.is_retiring or self._here.attempts():
             self._starts_at = None
             return []
         if self._starts_at is None:
-            return self._start_in(IDLE_S, now)
+            return self._start_in(IDLE_S if self._has_looked else 0.0, now)
         if now < self._starts_at:
             return []
         if len(self._ratios) < len(self._trials):
             return self._run(self._trials[len(self._ratios)])
+        self._has_looked = True
         self._pace.fit.rescale(median(self._ratios))
         return self._start_in(AGAIN_S, now)
 

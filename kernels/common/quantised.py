@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
-from ctypes import Structure, addressof, c_int32, c_int64, c_void_p
+from ctypes import Structure, addressof, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass, replace
+from functools import partial
 from math import gcd
 from typing import TypeAlias
 
@@ -45,17 +46,19 @@ class QuantisedWeight:
         return outputs, inputs
 
     @property
+    def num_bytes(self) -> int:
+        return self.q.nbytes + self.scale.nbytes + (0 if self.zero is None else self.zero.nbytes)
+
+    @property
     def zeros(self) -> Tensor:
         """Return the zero of each group, also where it is the middle."""
         return torch.full_like(self.scale, 2 ** (self.bits - 1)) if self.zero is None else self.zero
 
     def expanded(self) -> Tensor:
         """Return the weight in fp32, its columns in the order of the layer's inputs."""
-        inputs = self.q.shape[1]
-        wide = self.q.float().clone() if self.zero is not None else self.q.float() - 2 ** (self.bits - 1)
-        if self.zero is not None:
-            wide -= _by_input(self.zero, self.group, inputs)
-        wide *= _by_input(self.scale, self.group, inputs)
+        zero = 2 ** (self.bits - 1) if self.zero is None else self.zero.float()[..., None]
+        groups = _in_groups(self.q, self.group).sub_(zero).mul_(self.scale.float()[..., None])
+        wide = groups.flatten(1)[:, : self.q.shape[1]]
         return wide if self.order is None else wide[:, self.order.argsort()]
 
     def room_for(self, outputs: int) -> QuantisedWeight:
@@ -171,7 +174,8 @@ _ZEROS, _MOST = 16, 15
 
 def _in_groups(rows: Tensor, group: int) -> Tensor:
     """Return [rows, groups, group] in fp32; the last group is filled up with zeros."""
-    groups: Tensor = F.pad(rows.float(), (0, -rows.shape[1] % group)).unflatten(1, (-1, group))
+    rows, left = rows.float(), -rows.shape[1] % group
+    groups: Tensor = (F.pad(rows, (0, left)) if left else rows).unflatten(1, (-1, group))
     return groups
 
 
@@ -315,22 +319,17 @@ class PackedWeight(Packing):
     """
 
     @classmethod
-    def from_weight(cls, weight: QuantisedWeight) -> PackedWeight:
-        outputs, inputs = weight.shape
+    def from_weight(cls, weight: QuantisedWeight, library: Library | None = None) -> PackedWeight:
+        (outputs, inputs), in_panels = weight.shape, partial(_in_panels, library=library)
         group = weight.group if weight.group % LEAST_GROUP == 0 else _filled(weight.group, LEAST_GROUP)
         if group != weight.group and weight.scale.shape[1] > 1:
             raise ValueError(f"groups of {weight.group} inputs: the kernel takes multiples of {LEAST_GROUP}")
-        of_groups = [None if of is None else _by_panel(of) for of in (weight.scale, weight.zero)]
-        assert of_groups[0] is not None
-        fours = _filled(inputs, group) // _FOUR * weight.bits // 8
-        memory = torch.empty((-(-outputs // _PANEL), fours, _PANEL, _FOUR), dtype=torch.uint8, device=weight.q.device)
-        at_once = -(-rows_at_once(inputs) // _PANEL)
-        for place, q in zip(memory.split(at_once), weight.q.split(at_once * _PANEL), strict=True):
-            filled = F.pad(q, (0, -inputs % group, 0, -len(q) % _PANEL))
-            panels = filled.view(-1, _PANEL, filled.shape[1] // _FOUR, _FOUR).transpose(1, 2)
-            place.copy_(panels if weight.bits == 8 else panels[:, 0::2] | panels[:, 1::2] << 4)
+        q = F.pad(weight.q, (0, -inputs % group)) if inputs % group else weight.q
+        memory = in_panels(q.contiguous().view(torch.int32), weight.bits == 4)
+        memory = memory.view(torch.uint8).view(*memory.shape, _FOUR)
+        zero = None if weight.zero is None else in_panels(weight.zero)
         order = None if weight.order is None else weight.order.to(torch.int32)
-        return cls(memory, of_groups[0], of_groups[1], order, (outputs, inputs), weight.bits, group)
+        return cls(memory, in_panels(weight.scale), zero, order, (outputs, inputs), weight.bits, group)
 
     def rows(self, outputs: Tensor) -> QuantisedWeight:
         panel, within = outputs // _PANEL, outputs % _PANEL
@@ -352,10 +351,20 @@ def _filled(number: int, to: int) -> int:
     return -(-number // to) * to
 
 
-def _by_panel(of_groups: Tensor) -> Tensor:
-    """Return [panels, groups, 64] of what each group has."""
-    outputs, groups = of_groups.shape
-    return F.pad(of_groups, (0, 0, 0, -outputs % _PANEL)).view(-1, _PANEL, groups).transpose(1, 2).contiguous()
+def _in_panels(rows: Tensor, halves: bool = False, library: Library | None = None) -> Tensor:
+    """Return [panels, columns, 64] of rows, [outputs, columns]. With `halves` two words, of four numbers below 16 each,
+    become one: the second is kept in the upper halves of the bytes."""
+    outputs, columns = rows.shape
+    panels = rows.new_empty(-(-outputs // _PANEL), columns // (1 + halves), _PANEL)
+    if library is not None and rows.element_size() == 4 and not rows.is_cuda:
+        pack = library.kernel("panels", c_void_p, c_int64, c_int64, c_int, c_void_p)
+        pack(rows.contiguous().data_ptr(), outputs, columns, int(halves), panels.data_ptr())
+        return panels
+    at_once = -(-rows_at_once(columns) // _PANEL)
+    for place, part in zip(panels.split(at_once), rows.split(at_once * _PANEL), strict=True):
+        words = part[:, 0::2] | part[:, 1::2] << 4 if halves else part
+        place.copy_(F.pad(words, (0, 0, 0, -len(words) % _PANEL)).view(len(place), _PANEL, -1).transpose(1, 2))
+    return panels
 
 
 class QuantisedLinear(Linear):
@@ -415,8 +424,8 @@ class PanelLinear(QuantisedLinear):
     def __init__(
         self, weight: QuantisedWeight, bias: Tensor | None, library: Library | None, dtype: torch.dtype
     ) -> None:
-        packed, on_cpu = PackedWeight.from_weight(weight), weight.q.device.type == "cpu"
-        self.library = library if on_cpu and dtype in DTYPES else None
+        self.library = library if weight.q.device.type == "cpu" and dtype in DTYPES else None
+        packed = PackedWeight.from_weight(weight, self.library)
         self._panels, self._quantised_in_c = packed, packed.in_c()
         super().__init__(packed, bias, dtype)
         if self.library:

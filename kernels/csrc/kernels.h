@@ -52,6 +52,14 @@ struct Quantised {
     int32_t bits, dtype;
 };
 
+// stored.cpp
+enum Stored : int { Q4_K = 12, Q5_K = 13, Q6_K = 14 };  // as GGUF numbers them
+// Unpacks blocks of 256 numbers to q, a byte each, and to the scale and, but for Q6_K, the zero of each group.
+void unpack(int kind, const uint8_t* rows, int64_t blocks, uint8_t* q, float* scale, float* zero);
+// out[panel][column][64] of rows[count][width]: the last panel is filled up with zeros. With `halves` two words, of numbers
+// below 16 a byte each, become one, with the second in the upper halves of its bytes.
+void panels(const uint32_t* rows, int64_t count, int64_t width, int halves, uint32_t* out);
+
 // linear.cpp
 struct Layer {
     const void* weight;  // [out, in], or as packed.cpp or quantised.cpp has it

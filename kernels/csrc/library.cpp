@@ -63,6 +63,9 @@ const char* as_usable() {
     return names;
 }
 
+// Returns whether this CPU has an instruction set, also one that the library was not built for.
+int as_cpu_has(const char* isa) { return cpu_has(isa); }
+
 // Returns the kernel, or null where there is none of this name or the CPU cannot run it.
 void* as_kernel(const char* isa, const char* name) {
 #define BUILT_FOR(set) \

@@ -52,6 +52,8 @@ static const Named kernels[] = {
     {"silu_mul", (void*)&InC<&silu_mul>::call},
     {"gelu_mul", (void*)&InC<&gelu_mul>::call},
     {"gelu", (void*)&InC<&gelu>::call},
+    {"unpack", (void*)&InC<&unpack>::call},
+    {"panels", (void*)&InC<&panels>::call},
     {"linear", (void*)&InC<&linear>::call},
     {"pack", (void*)&InC<&pack>::call},
     {"adapt", (void*)&InC<&adapt>::call},

@@ -14,7 +14,7 @@ from alignedserve.kernels.common.failing import guard, replaced
 from alignedserve.kernels.common.int8_kv import KEPT_IN_INT8
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.dispatch.probing import KERNELS, broken, replace, working_libraries
-from alignedserve.kernels.library import DTYPES, Library, NoLibrary
+from alignedserve.kernels.library import DTYPES, Library, NoLibrary, lacked_set
 from alignedserve.kernels.native.kernels import Native
 
 Kernels: TypeAlias = Reference  # of a device: the reference, or kernels that do some or all of it faster
@@ -50,6 +50,9 @@ def choose(
         if isa is None:
             fell_back("C++ kernels", str(reason), f"{Reference.name} takes their place")
         return KernelChoice(Reference(), str(reason))
+    if isa is None and (lacked := lacked_set()):
+        why = "they were built for another CPU: `python -m alignedserve.kernels.build` builds them for this one"
+        fell_back(f"C++ kernels for {lacked}", why, f"those for {library.isa} take their place")
     return KernelChoice(Native(library), "asked for" if isa else f"the best of {library.usable} that this CPU runs")
 
 

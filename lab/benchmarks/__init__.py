@@ -19,6 +19,7 @@ Deployments, real or simulated
     endurance.py        whether memory, descriptors and latencies stay as they are for hours
     isolation.py        chats beside best-effort documents
 The simulator and what it compares
+    figures.py          published figures, traces and the mixes of rules.py against the values in figures.jsonl
     promised.py         whether people who ask at once get what `alignedserve promise` says
     promises.py         promises kept over capacity and below it, beside documents, on few and many workers
     rules.py            what each rule of the default scheduler is worth

@@ -2,22 +2,25 @@
 
     python -m lab.benchmarks.crowd --model FILE.gguf --llama-cpp FOLDER                     # 12 and 40 people, in turns
     python -m lab.benchmarks.crowd --model FILE.gguf --people 12 --documents 4 [-- SERVE FLAGS]
+    python -m lab.benchmarks.crowd --model FILE.gguf --llama-cpp FOLDER --people 1 --tokens 20 --busy 2 --rounds 5
     python -m lab.benchmarks.crowd --url http://127.0.0.1:8000 --people 12                  # any server that runs
 
 Each asks one question of some 500 words, which begins like no other, and hears an answer of exactly `--tokens` tokens,
 streamed. Nobody asks for a promise. A person is answered who has all of these tokens. With `--llama-cpp`, a folder that
 has `llama-server`, llama.cpp with `--slots` slots is asked the same, in turns. Of several `--rounds` it is the median.
-`--documents` are always in flight beside the people: best-effort where the server knows that.
+`--documents` are always in flight beside the people: best-effort where the server knows that. `--busy` processes of
+others, which only compute, use the machine meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -125,10 +128,24 @@ async def ask(url: str, args: argparse.Namespace, people: int, draw: Random) -> 
     return crowd
 
 
-def tell(people: int, found: dict[str, list[Crowd]], has_documents: bool) -> None:
+@contextmanager
+def busy_machine(processes: int) -> Iterator[None]:
+    """Let processes compute beside the servers, each in a session of its own, as other people's do."""
+    command = [sys.executable, "-c", "while True: pass"]
+    running = [subprocess.Popen(command, start_new_session=True) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def tell(who: str, found: dict[str, list[Crowd]], has_documents: bool) -> None:
     """Report the medians of the rounds, each server's own and ours against the peer's."""
+    people = next(iter(found.values()))[0].people
     for name, crowds in found.items():
-        label, is_ours = f"{people} at once, {name}", name != PEER
+        label, is_ours = f"{who}, {name}", name != PEER
         fewest, told = min(crowd.answered for crowd in crowds), max(crowd.statuses[429] for crowd in crowds)
         report(f"{label}: answered", fewest, "people", goal=people if is_ours else None, at_least=True)
         report(f"{label}: told 429", told, "times", goal=0 if is_ours and people <= FEW else None)
@@ -142,7 +159,7 @@ def tell(people: int, found: dict[str, list[Crowd]], has_documents: bool) -> Non
             continue
         share = limits.get(what) if people >= MANY and baseline else None
         goal = None if share is None or baseline is None else share * baseline
-        report(f"{people} at once, {ours}: {what}", values[ours], unit, baseline=baseline, goal=goal)
+        report(f"{who}, {ours}: {what}", values[ours], unit, baseline=baseline, goal=goal)
 
 
 def figures(found: dict[str, list[Crowd]]) -> dict[str, dict[str, float]]:
@@ -169,7 +186,8 @@ def measure(args: argparse.Namespace, urls: dict[str, str]) -> None:
                 sleep(SETTLES_S)
                 draw = Random(f"{args.seed}/{people}/{turn}")  # no crowd asks what another has asked
                 found[name].append(asyncio.run(ask(urls[name], args, people, draw)))
-        tell(people, found, args.documents > 0)
+        beside = f" beside {args.busy} busy processes" if args.busy else ""
+        tell(f"{people} at once{beside}", found, args.documents > 0)
 
 
 def main() -> None:
@@ -182,6 +200,7 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=470, help="of a question: some 500 tokens with the template")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
     parser.add_argument("--documents", type=int, default=0, help="in flight beside them")
+    parser.add_argument("--busy", type=int, default=0, help="processes of others that compute meanwhile")
     parser.add_argument("--rounds", type=int, default=1, help="crowds of each size on each server")
     parser.add_argument("--seed", type=int, default=0, help="of the words")
     parser.add_argument("flags", nargs="*", help="more flags for `alignedserve serve`, after --")
@@ -202,6 +221,7 @@ def main() -> None:
         if args.llama_cpp is not None:
             context = args.words + args.tokens + ROOM + (sum(DOCUMENT) if args.documents else 0)
             urls[PEER] = stack.enter_context(serve_llama_cpp(args.llama_cpp, args.model, args.slots, context))
+        stack.enter_context(busy_machine(args.busy))
         measure(args, urls)
     sys.exit(status())
 

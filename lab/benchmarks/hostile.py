@@ -14,6 +14,9 @@ compute, one for each processor, as idle as the flood's.
     logprobs       unstreamed answers of 16 clients, with 20 log-probabilities of each token
     batch_answer   a batch whose lines have such answers
     forms          16 uploads of forms without end and without content
+    near           8 uploads of files whose lines are boundaries but for their last byte
+    heads          16 clients that ask for the head of a file of 100 MB
+    pages          3,000 connections that ask for /docs, without a key, and read nothing
     unread         40 clients that never read their streams of 4 choices
     schemas        16 clients, each chat with a schema that is new and takes long to try
     texts          64 clients that have 24 kB tokenised
@@ -82,7 +85,7 @@ R = TypeVar("R")
 SIZE = 4 << 20  # the usual limit of a body
 WARM_S, ALONE_S = 3.0, 10.0
 SILENCE_S = 30.0  # after which a chat counts as not served: one that starves would keep the run for minutes
-READERS, UPLOADS = 40, 16
+READERS, UPLOADS, PAGES = 40, 16, 3_000
 CLIENTS = 64  # of floods of chats: as many as a worker has seats
 MOST_TIMES = 1.25  # the first token of a chat alone
 CONSERVED = 0.98  # of a flood's work, where another client chats too
@@ -165,6 +168,41 @@ async def forms(http: httpx.AsyncClient) -> None:
     await again(UPLOADS, lambda _: http.post("/v1/files", content=endless(), headers=form))
 
 
+async def near(http: httpx.AsyncClient) -> None:
+    async def file(boundary: str, line: bytes) -> AsyncIterator[bytes]:
+        head = f'--{boundary}\r\nContent-Disposition: form-data; name="{{}}"\r\n\r\n'
+        yield f"{head.format('purpose')}batch\r\n{head.format('file')}".encode()
+        for _ in range(16):
+            yield line * (131_072 // len(line))
+
+    def upload(number: int) -> Awaitable[object]:
+        boundary = "b" * 60 if number % 2 else "b"
+        line = f"\r\n--{boundary[1:] or boundary}c".encode()
+        form = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+        return http.post("/v1/files", content=file(boundary, line), headers=form)
+
+    await again(8, upload)
+
+
+async def heads(http: httpx.AsyncClient) -> None:
+    upload = {"files": {"file": ("x", bytes(100_000_000))}, "data": {"purpose": "batch"}}
+    file = (await http.post("/v1/files", **upload)).raise_for_status().json()
+    await again(UPLOADS, lambda _: http.head(f"/v1/files/{file['id']}/content"))
+
+
+async def pages(http: httpx.AsyncClient) -> None:
+    address = urlparse(str(http.base_url))
+
+    async def look(_: int) -> None:
+        with suppress(OSError):
+            reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=1)
+            writer.write(f"GET /docs HTTP/1.1\r\nHost: {address.hostname}\r\n\r\n".encode())
+            while await reader.read(1):  # of the page, of which no more is read: until the server gives it up
+                await asyncio.sleep(20.0)
+
+    await again(PAGES, look)
+
+
 async def schemas(http: httpx.AsyncClient) -> None:
     def ask(number: int) -> Awaitable[object]:
         schema = {"type": "integer", "multipleOf": 100_003 + 2 * number}
@@ -201,7 +239,8 @@ async def unread(http: httpx.AsyncClient) -> None:
 
 
 FLOODS: dict[str, Callable[[httpx.AsyncClient], Awaitable[None]]] = {
-    flood.__name__: flood for flood in (choices, logprobs, batch_answer, forms, unread, schemas, texts)
+    flood.__name__: flood
+    for flood in (choices, logprobs, batch_answer, forms, near, heads, pages, unread, schemas, texts)
 }
 _CLOSED = f"arrivals=closed,replace=true,first_s=1e6,in_flight={CLIENTS}"
 LOADS = {  # floods of what honest clients ask, as workloads; a word is about two tokens

@@ -61,7 +61,6 @@ ALL_OTHERS = (*OTHERS, "alise", "accelgen", "apt-serve-kv", "vllm-chunked", "sar
 ANSWERED = {"2xcolocated": (1.5, ("sarathi", "bros")), "1+1": (0.75, ("distserve",))}
 ANSWERS_S = 45
 POINTS, OF_BEST = 0.005, 0.98
-SEATS = "engine.max_batch=256"  # of every preset, as `bros` has: with fewer, short chats would wait for a seat
 DOCUMENTS = {"service": "be", "prompt": "lognormal:800:900:6000", "output": "exp:150:1000"}
 AT_ONCE, A_SECOND = 300, 4.0  # documents
 LONGEST_S = 20.0
@@ -272,7 +271,7 @@ def _mixed(load: NamedLoad, at_once: bool, path: Path, preset: str, share: float
         documents = {"rate": A_SECOND * own_rate / rate, "first_s": load.seconds}
         rate += A_SECOND
     workload = save_load(path, 1e6, chats, {"name": "documents", **DOCUMENTS, **documents})
-    return SimulationTrial(preset, workload, "2xcolocated", 0, rate, GPU, options=(SEATS,))
+    return SimulationTrial(preset, workload, "2xcolocated", 0, rate, GPU)
 
 
 @dataclass(frozen=True)

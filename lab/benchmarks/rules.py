@@ -1,7 +1,7 @@
 """Measure what each rule of the default scheduler is worth: runs without it, against the same runs with it.
 
-    python -m lab.benchmarks.rules --seeds 0                          # hours of a core with all three seeds
-    python -m lab.benchmarks.rules --rules budget,gaps --mixes 'chats lots,tight' --clusters 1+1
+    python -m lab.benchmarks.rules --rules budget,gaps                # hours of a core for a rule with eight seeds
+    python -m lab.benchmarks.rules --rules caution --mixes 'chats lots,tight' --clusters 1+1 --seeds 0,1
 
 Each rule is one function, which is replaced by what it says where it has nothing to say. A rule that says nothing in a
 run is not run without: what it is worth there is 0. Mixes are those of promises.py, with fewer seconds: RTX 4090 with
@@ -15,32 +15,33 @@ a CPU with promises of 0.3 s and 60 ms, to 4 chats a second and to one in 2 s.
     scarce     a CPU whose memory is too little for the answers of its chats and documents
     choices    8 answers to each prompt of 1,000 tokens (`n`), beside documents as above
 
-A line says the share of chats that keep all promises, or the tokens of documents in a second while chats come: without
-the rule (`value`), with it (`baseline`), and by seed what the rule brings, in points or percent. In a flood the chats
-of the first key count as chats, and the tokens of the other key as those of documents.
+A line for each rule and mix has the columns of common/columns.py with the rule, and what the rule brings, in points
+or percent of each: the mean over the seeds, its error, and each seed; above 0 is better. In a flood the chats of the
+first key count as chats, and the tokens of the other key as those of documents. Then a line for each rule and kind of
+mixes has the same over all mixes of the kind, and a sentence says what the rule is worth. That is the mean over a kind,
+or what it brings to mixes that the sentence names; never its best mix.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
-from alignedserve.core import ServiceClass
+from alignedserve.lab.benchmarks.common.columns import FLOOD, Columns, columns_of, means
 from alignedserve.lab.benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
 from alignedserve.lab.benchmarks.common.report import command, several
+from alignedserve.lab.benchmarks.common.shifts import LIMITS, Shift, Shifts, shifts, together, verdict
 from alignedserve.lab.benchmarks.common.simulating import of_each, record_of, save_load
 from alignedserve.lab.benchmarks.promises import ANSWERS, CHATS, ONE_PLUS_ONE, NamedLoad, loads
 from alignedserve.lab.reports.trial import SimulationTrial
-from alignedserve.loads.figures.request_figures import attains, requests_of_class
 from alignedserve.schedulers import aligned
 from alignedserve.schedulers.near_lengths import NearLengths
 from alignedserve.schedulers.scheduler import Scheduler
@@ -112,24 +113,31 @@ GUESTS = {
     "num_requests": 100_000,
     "ttft_s": 0.2,
 }
-FLOOD = "flood"
 FLOODED = {"name": FLOOD, "caller": "bob", "arrivals": "closed", "in_flight": 64, "replace": True}
 CHOICES = 8  # answers to each prompt, of 1,000 tokens
 SECONDS = 20
-WORTH = {"chats in time, points": 0.5, "documents, %": 1.0}  # at least, for a rule to stay
 CLUSTERS = {"2xcolocated": 1.0, "1+1": ONE_PLUS_ONE}
+SEEDS = tuple(range(8))  # three say nothing under 3 to 5 points
+# What a mix's name has, and the kind of load that it is.
+KINDS = {"alone": "alone", "documents": "documents", "lots": "documents", "choices": "documents", "flood": "floods"}
+
+
+def kind_of(mix: str) -> str:
+    return next((kind for word, kind in KINDS.items() if word in mix), "CPUs")
 
 
 @dataclass(frozen=True)
 class RuleOutcome:
-    kept: float  # share of chats
-    documents: float  # tokens in a second while chats come
+    columns: Columns
     said: frozenset[str] = frozenset()  # rules that had something to say
 
 
-def without(rule: SchedulingRule) -> AbstractContextManager[Any]:
+@contextmanager
+def without(rule: SchedulingRule) -> Iterator[set[str]]:
+    """Let a rule say nothing; yield the rules that were heard, none."""
     owner, attribute, off = rule
-    return patch.object(owner, attribute, off(getattr(owner, attribute)))
+    with patch.object(owner, attribute, off(getattr(owner, attribute))):
+        yield set()
 
 
 @contextmanager
@@ -157,12 +165,7 @@ def heard(rules: Sequence[str]) -> Iterator[set[str]]:
 def outcome(rules: Sequence[str], trial: SimulationTrial, left_out: str | None) -> RuleOutcome:
     with without(RULES[left_out]) if left_out else heard(rules) as said:
         record = record_of(trial)
-    chats, documents = (requests_of_class(record.requests, service) for service in ServiceClass)
-    if others := [chat for chat in chats if chat.id.startswith(FLOOD)]:
-        chats, documents = [chat for chat in chats if not chat.id.startswith(FLOOD)], others
-    until = max(chat.arrival_at for chat in chats)  # beyond it, a single late document would count much
-    tokens = sum(at <= until for document in documents for at in document.token_at)
-    return RuleOutcome(sum(map(attains, chats)) / len(chats), tokens / (until - record.began_at), frozenset(said or ()))
+    return RuleOutcome(columns_of(record), frozenset(said))
 
 
 def mixes(folder: Path) -> dict[str, dict[str, SimulationTrial]]:
@@ -216,32 +219,31 @@ def _choices(seconds: int) -> Iterator[str]:
         yield from CHOICES * [json.dumps(row) + "\n"]
 
 
-def weigh(mix: str, trials: Sequence[SimulationTrial], rules: Sequence[str]) -> set[str]:
-    """Run a mix with each seed, and without each rule that has something to say; tell what rules are worth there, and
-    return those that each seed shows to be worth keeping."""
-    held, kept = of_each(partial(outcome, rules, left_out=None), trials), set[str]()
+def weigh(mix: str, trials: Sequence[SimulationTrial], rules: Sequence[str]) -> Iterator[tuple[str, Shifts]]:
+    """Run a mix with each seed, and without each rule that has something to say; tell and yield what rules bring."""
+    held = of_each(partial(outcome, rules, left_out=None), trials)
+    with_it = {trial.seed: each.columns for trial, each in zip(trials, held, strict=True)}
     for rule in rules:
         speaking = [trial for trial, each in zip(trials, held, strict=True) if rule in each.said]
-        found = iter(of_each(partial(outcome, (), left_out=rule), speaking))
-        without_it = [next(found) if rule in each.said else each for each in held]
-        pairs = list(zip(held, without_it, strict=True))
-        worth = {"chats in time, points": [100 * (base.kept - each.kept) for base, each in pairs]}
-        figures = {"chats in time, points": [(base.kept, each.kept) for base, each in pairs]}
-        if all(base.documents for base, _ in pairs):
-            worth["documents, %"] = [100 * (1 - each.documents / base.documents) for base, each in pairs]
-            figures["documents, %"] = [(base.documents, each.documents) for base, each in pairs]
-        for unit, by_seed in worth.items():
-            baseline, value = map(mean, zip(*figures[unit], strict=True))
-            line: dict[str, Any] = {
-                "name": f"without {rule}: {mix}, {trials[0].cluster}",
-                "unit": unit.partition(",")[0],
-            }
-            line |= {"value": value, "baseline": baseline, "ratio": value / baseline if baseline else None}
-            line |= {"worth": mean(by_seed), "by_seed": [round(one, 2) for one in by_seed]}
-            print(json.dumps(line), flush=True)
-            if mean(by_seed) >= WORTH[unit] and min(by_seed) > 0:
-                kept.add(rule)
-    return kept
+        found = of_each(partial(outcome, (), left_out=rule), speaking)
+        without_it = {trial.seed: each.columns for trial, each in zip(speaking, found, strict=True)}
+        brings = shifts({**with_it, **without_it}, with_it)
+        _tell(f"{rule}: {mix}, {trials[0].cluster}", brings, means(with_it.values()))
+        yield rule, brings
+
+
+def _tell(name: str, brings: Shifts, columns: Columns) -> None:
+    line: dict[str, Any] = {"name": name, **columns, "brings": {}}
+    for column, by_seed in brings.items():
+        shift = Shift.from_values(by_seed)
+        each = {"by_seed": [round(one, 2) for one in by_seed]} if columns else {"runs": len(by_seed)}
+        line["brings"][column] = {
+            "mean": round(shift.mean, 2),
+            "error": round(shift.error, 2),
+            "unit": LIMITS[column].unit,
+            **each,
+        }
+    print(json.dumps(line), flush=True)
 
 
 def main() -> None:
@@ -251,15 +253,18 @@ def main() -> None:
         parser.add_argument("--rules", type=several(str, RULES), default=list(RULES), help="default: all")
         parser.add_argument("--mixes", type=several(str, known), default=list(known), help="default: all")
         parser.add_argument("--clusters", type=several(str, CLUSTERS), default=list(CLUSTERS), help="default: all")
-        parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="default: 0,1,2")
-        parser.add_argument("--brief", action="store_true", help="no further mix for a rule that is to be kept")
+        parser.add_argument("--seeds", type=several(int), default=list(SEEDS), help="default: 0 to 7")
         args = parser.parse_args()
-        rules = args.rules
+        found = {rule: dict[str, Shifts]() for rule in args.rules}
         for mix in args.mixes:
             for cluster in args.clusters:
                 trials = [replace(known[mix][cluster], seed=seed) for seed in args.seeds]
-                kept = weigh(mix, trials, rules)
-                rules = [rule for rule in rules if not (args.brief and rule in kept)]
+                for rule, brings in weigh(mix, trials, args.rules):
+                    found[rule][f"{mix}, {cluster}"] = brings
+    for rule, by_load in found.items():
+        for kind in dict.fromkeys(map(kind_of, by_load)):
+            _tell(f"{rule}: all {kind}", together(by_load[load] for load in by_load if kind_of(load) == kind), {})
+        print(f"{rule}: {verdict(by_load, kind_of)}")
 
 
 if __name__ == "__main__":

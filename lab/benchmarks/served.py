@@ -3,6 +3,7 @@
     python -m lab.benchmarks.served [--parts steps] [--model FOLDER] [-- SERVE FLAGS]    # a minute on two quiet cores
     python -m lab.benchmarks.served --parts nothing,siblings,memory
     python -m lab.benchmarks.served --parts memory --machine zen4    # simulated, with that machine's steps
+    python -m lab.benchmarks.served --parts start --model FILE.gguf
     python -m lab.benchmarks.served --parts peers --model FILE.gguf --llama-cpp FOLDER [--streams 1,8,32] [--scale 0.25]
 
 steps: documents are always in flight on a colocated deployment of a random 160 M Llama (512-1,024 tokens in, 32-128
@@ -17,6 +18,7 @@ The other parts compare deployments of their own, or requests to one:
     siblings  n = 8 on a new prompt of 1,024 tokens: time until all choices have a token, of the time for n = 1
     memory    chats beside documents with long outputs, with memory for half of their tokens: documents' tokens/s, of
               those of workers that drop the KV of requests that leave and reuse none
+    start     seconds until it serves, with an empty cache, and with what the start before has left there
     peers     the same model on other servers, in turns: tokens/s, first tokens and the time of a token of each of
               `--loads` (those of Red Hat's suite, with lengths times `--scale`), at each number of `--streams`.
               llama.cpp and OpenVINO GenAI (`--openvino PYTHON`) have the GGUF file; vLLM (`--peer-python PYTHON`) has
@@ -79,6 +81,8 @@ SHORT = ("--kv-memory-mb", "282")  # of 8,000 tokens: in the mean of its half mi
 SHORT_BLOCKS = 500  # the same, of 16 tokens
 REFUSES_NONE = ("--set", "schedule.refuse_ttfts=0")
 DROPS_KV = ("schedule.reuse=false", "schedule.evict=false")
+
+WARM_START_S = 6.0  # a 1.5B in Q4_K_M on two quiet cores, by the notes of users
 
 LOADS = [name for name in NAMED if name.startswith("cpu-") and name != "cpu-mixed"]
 ALL_AT_ONCE = "cpu-offline"
@@ -320,6 +324,15 @@ def memory(args: argparse.Namespace, model: Path, folder: Path) -> None:
     report("memory for half: chats attained", ours.attained, "%", baseline=dropping.attained)
 
 
+def start(args: argparse.Namespace, model: Path, folder: Path) -> None:
+    with patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache")}):
+        for name, goal in (("empty", None), *[("warm", WARM_START_S)] * args.starts):
+            busy = os.getloadavg()[0]
+            with serve(model, "--jobs-directory", str(folder / "jobs"), *args.flags) as deployment:
+                report(f"start with a cache that is {name}, load {busy:.1f}", deployment.ready_s, "s", goal=goal)
+                asyncio.run(ask(deployment.url, new_tokens(64), 4))
+
+
 # --- Other servers
 
 
@@ -369,12 +382,13 @@ def compare(urls: Mapping[str, str], load: str, turns: int) -> None:
             report(f"{label}, against {name}", values["ours"], unit, baseline=values[name])
 
 
-PARTS = {"steps": measure, "nothing": nothing, "siblings": siblings, "memory": memory, "peers": peers}
+PARTS = {"steps": measure, "nothing": nothing, "siblings": siblings, "memory": memory, "start": start, "peers": peers}
 
 
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--parts", type=several(str, PARTS), default=["steps"], help=", ".join(PARTS))
+    parser.add_argument("--starts", type=int, default=1, help="start: with the cache that another left")
     parser.add_argument("--turns", type=int, default=10, help="nothing, siblings: loads of each kind")
     parser.add_argument("--documents", type=int, default=32, help="steps: in flight")
     parser.add_argument("--windows", type=int, default=5, help="steps")

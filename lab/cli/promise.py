@@ -110,9 +110,9 @@ def _measured(config: Config, path: Path) -> _Machine:
     if not meter.engine.config.generates:
         raise ConfigError(f"{config.model} writes no text: its answers have no first token to promise")
     folder, budget_s = cache_directory(config.cache_directory), config.engine.profile_s
-    profile = start_profile(meter, bounds, opened.subject, Path(config.kvpool.directory), folder, budget_s)
+    profile = start_profile(meter, bounds, opened.subject, Path(config.kvpool.directory), folder, budget_s, True)
     save(replace(profile, model=profile.online().model), path)
-    name = f"{config.served_model_name or config.model} on {profile.subject.device}, {profile.quietness}"
+    name = f"{config.model_names[0]} on {profile.subject.device}, {profile.quietness}"
     return _Machine(name, str(path), bounds.longest)
 
 

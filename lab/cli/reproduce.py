@@ -40,6 +40,7 @@ from alignedserve.lab.reproduce.page import (
     tables,
 )
 from alignedserve.lab.reproduce.papers import PAPERS
+from alignedserve.lab.trials.building import settings_of, workload_of
 from alignedserve.lab.trials.running import figures_of
 from alignedserve.loads.figures.plotting import new_figure
 
@@ -139,7 +140,23 @@ def _figure_run(figure: Figure, asked: WhatIsReproduced, kept: KeptRuns) -> Figu
     values: dict[tuple[str, X], list[float]] = {}
     for label, x, trial in figure.trials(asked.seeds, asked.full):
         values.setdefault((label, x), []).append(kept[trial][figure.metric])
-    return FigureRun(asked.seeds, asked.full, values)
+    return FigureRun(asked.seeds, asked.full, values, size_of(figure, asked.full))
+
+
+def size_of(figure: Figure, is_full: bool) -> str:
+    """Return what each run has: seconds of arrivals or requests, and the seats of a worker of our default."""
+    trials = [trial for label, _, trial in figure.trials([0], is_full) if label in figure.ours]
+    seats = sorted({settings_of(trial).limits.max_batch for trial in trials})
+    spans = {tuple(stream.span for stream in workload_of(trial).streams) for trial in trials}
+    seconds = sorted({span.first_s for each in spans for span in each if span.first_s is not None})
+    numbers = sorted({sum(span.num_requests or 0 for span in each) for each in spans if each[0].first_s is None})
+    sizes = [f"{_listed(seconds)} s of arrivals"] if seconds else []
+    sizes += [f"{_listed(numbers)} requests"] if any(numbers) else []
+    return f"{', '.join(sizes)}{', ' * bool(sizes)}{_listed(seats)} seats"
+
+
+def _listed(values: Iterable[float]) -> str:
+    return " or ".join(f"{value:,g}" for value in values if value)
 
 
 def _say(line: str) -> None:

@@ -104,7 +104,7 @@ _REFUSES = (
     "It refuses requests that would wait twice their promise for others; refusing none, it is ahead or about equal."
 )
 _THRASHES = (
-    "The opposite of the paper's effect, by the paper's own rule: AccelGen gives all free memory to pieces of "
+    "By the paper's own rule AccelGen gives all free memory to pieces of "
     "prompts (Algorithm 2), so none is left for decodes to grow, and what leaves is recomputed, again and "
     "again."
 )
@@ -113,13 +113,13 @@ _FIVE = (
     "follows from memory alone."
 )
 _NEVER_LATE = (
-    "The device: steps take 30 to 45 ms, so no system misses a promise of 141 to 234 ms a token, not even at 30 % "
+    "Steps take 30 to 45 ms, so no system misses a promise of 141 to 234 ms a token, not even at 30 % "
     "of the peak, where 768 tokens take more than 200 ms. In the paper two steps of three took longer than 187 "
     "ms."
 )
 _AS_IN_PAPER = (
     "Mended (memory for whole prompts, and a request that was late once is not before all others for ever) it "
-    "shows the paper's effect at 0.2/s. At 8/s, forty times what the memory serves, hardly a request keeps its "
+    "is ahead at 0.2/s. At 8/s, forty times what the memory serves, hardly a request keeps its "
     "promises."
 )
 
@@ -136,10 +136,10 @@ PAPER = Paper(
         _figure(
             "12b",
             *_mean("below", Order=52, Chunk=44, Batch=27),
-            finding="The paper's effect, but for /Chunk at 0.2/s: whole prompts alone have the earliest first tokens.",
+            finding="At 0.2/s whole prompts alone have the earliest first tokens.",
         ),
         _figure("12c", *_mean("below", Order=42, Chunk=28, Batch=24), finding=_NEVER_LATE),
-        _figure("12d", *_mean("above", Order=17, Chunk=31, Batch=19), finding=f"/Order as in the paper. {_FIVE}"),
+        _figure("12d", *_mean("above", Order=17, Chunk=31, Batch=19), finding=_FIVE),
         _figure("12e", *_mean("below", Order=1, Chunk=7, Batch=11), finding=_FIVE, behind=_REFUSES),
     ),
     ("11b",),

@@ -41,7 +41,7 @@ _ONE = Figure(
     tuple(map(_batch, (0, 1, 2, 4))),
     _P99_STEP,
     finding=(
-        "Shown: one long prompt makes a step 38 % longer, though the batch reads 10 % more KV (factors "
+        "One long prompt makes a step 38 % longer, though the batch reads 10 % more KV (factors "
         "that were measured where long prefixes are four times as long), and four make it 47 % longer; "
         "where all requests wait for the longest it takes 4.3 times as long. The paper gives its numbers "
         "in the picture only."
@@ -72,7 +72,7 @@ _THREE = Figure(
     (*map(_group, _GROUPS), Point(_ALL, f"trace:{file('batch-of-64-lengths.csv')},service=be", profile=_LLAMA_7B)),
     "steps.seconds.p50",
     finding=(
-        "Not shown, for the device's sake: it computes 64 lengths as fast as their mean, and only where "
+        "The device computes 64 lengths as fast as their mean, and only where "
         "requests wait for the longest (unequal_share 1) a batch of one length is quicker, 30 ms against "
         "52. Of 3,790 tokens 64 prompts do not fit in the memory at once."
     ),
@@ -116,7 +116,7 @@ _SEVEN = Figure(
     _DECODED,
     (_times("vLLM", 1.32, 95), _times("DistServe", 1.35, 95), _times("FastGen", 1.85, 95)),
     finding=(
-        "Not shown, for two reasons. Unequal lengths cost the computed device little (figure 14-unequal). "
+        "Unequal lengths cost the computed device little (figure 14-unequal). "
         "And one GPU has all decodes, where vLLM, FastGen and `aligned` decode on both."
     ),
 )
@@ -130,8 +130,8 @@ _NINE = Figure(
     _P99_STEP,
     (_lower("vLLM"), _lower("DistServe"), _lower("FastGen")),
     finding=(
-        "Shown against vLLM and FastGen, whose decodes wait for prompts in their steps, and not against "
-        "DistServe, which keeps them apart too. `aligned` is as slow as vLLM, also as `1+1`, where the prefill "
+        "Decodes of vLLM and FastGen wait for prompts in their steps; DistServe keeps them apart, "
+        "as AlignedServe does. `aligned` is as slow as vLLM, also as `1+1`, where the prefill "
         "worker decodes: documents have no time for a token, so their prompts fill steps with decodes."
     ),
     better=Better.LOWER,
@@ -205,9 +205,9 @@ _FOURTEEN = Figure(
         Claim("without both, a further %", 28.51, lambda cells: cells.less("w/o P&B", "w/o P"), "w/o P&B"),
     ),
     finding=(
-        "Not shown for prefetch: copies go beside the steps with and without it, so the decode GPU waits for KV 0.2 % "
+        "Copies go beside the steps with and without it, so the decode GPU waits for KV 0.2 % "
         "of the time and prefetching has nothing left to hide; between steps it would wait 6 % with it and 13 % "
-        "without. Not for grouping: unequal lengths cost the computed device too little (figure 14-unequal)."
+        "without. Unequal lengths cost the computed device too little (figure 14-unequal)."
     ),
 )
 _UNEQUAL = Figure(
@@ -223,7 +223,7 @@ _UNEQUAL = Figure(
     _DECODED,
     (Claim("AlignedServe ÷ DistServe at 100", 1.35, lambda cells: cells.times("AlignedServe", "DistServe", 100)),),
     finding=(
-        "Shown from a share of about 10 % on, where AlignedServe decodes 13 % more than DistServe; between "
+        "From a share of about 10 % on AlignedServe decodes 13 % more than DistServe; between "
         "10 and 50 % it passes the paper's 1.35. As computed, with measured shares (figure 7), it is 5 % more."
     ),
 )

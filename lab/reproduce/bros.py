@@ -17,8 +17,6 @@ _CHATS_ALONE = "chat,ttft_s=0.4,tbt_s=0.2,num_requests=100000"
 _RATES, _OFTEN = (3, 5, 10, 12, 15), (5, 10, 15)
 _USUAL_S, _FULL_S = 20, 600
 
-_SEATS = "engine.max_batch=256"  # for all systems: what B_curr may grow to, and vLLM's default
-
 _RATE = Axis("chats in a second")
 _LATENCY, _DOCUMENTS = Axis("normalised latency of chats", "ms"), Axis("documents in a second")
 _TTFT, _TPOT = Axis("chats with a first token in 0.4 s", "%"), Axis("chats with a token in 0.2 s, on average", "%")
@@ -35,7 +33,7 @@ _WORKLOADS = {
 
 def _point(rate: float, workload: str, profile: str, only_full: bool = False) -> Point:
     usual, full = (f"{workload},first_s={seconds}" for seconds in (_USUAL_S, _FULL_S))
-    return Point(rate, usual, rate, profile, (_SEATS,), full, only_full)
+    return Point(rate, usual, rate, profile, full=full, only_full=only_full)
 
 
 def _less(other: str, paper: float) -> Claim:
@@ -68,7 +66,7 @@ _IN_TIME = _Measure("tokens in time", _TPOT, "papers.bros.tpot_attainment")
 
 
 def _mean(label: str, paper: float) -> Claim:
-    return Claim(f"{label}, mean, %", paper, lambda cells: 100 * cells.over(label))
+    return Claim(f"{label}, mean, %", paper, lambda cells: 100 * cells.over(label), is_effect=False)
 
 
 def _cache(number: str, axis: Axis, metric: str, paper: float) -> Figure:
@@ -81,13 +79,13 @@ def _cache(number: str, axis: Axis, metric: str, paper: float) -> Figure:
         (_point(10, _CHATS, _OPT_30B),),
         metric,
         (Claim("with ÷ without", paper, lambda cells: cells.times("With", "Without", 10)),),
-        "Not shown: the computed A100s serve this rate with every chat in time, with and without; the paper's were"
+        "The computed A100s serve this rate with every chat in time, with and without; the paper's were"
         " beyond what they could serve.",
     )
 
 
 _LESS_LOAD = (
-    "Shown, with a smaller difference: the paper's vLLM was loaded so far that 1 % of its chats had a first token in "
+    "The paper's vLLM was loaded so far that 1 % of its chats had a first token in "
     "time, and how many documents caused that it does not say."
 )
 _CACHE = (
@@ -96,7 +94,7 @@ _CACHE = (
 )
 _CHATS_FIRST = "vLLM makes more documents by keeping only a sixth to a half of the chats in time."
 _SHORT_STEPS = (
-    "Not shown: as computed a step takes 26 ms (median of `aligned`) and 0.16 s at most, so every system keeps "
+    "As computed a step takes 26 ms (median of `aligned`) and 0.16 s at most, so every system keeps "
     "0.2 s; the paper's steps must have taken several times as long."
 )
 
@@ -112,7 +110,7 @@ PAPER = Paper(
             _SHARE_GPT,
             _less("vLLM", 11.29),
             _less("RR", 8.80),
-            finding="Shown up to 10 chats a second; at 15 memory is short, and chats take it from documents.",
+            finding="At 15 chats a second memory is short, and chats take it from documents.",
             behind=_CHATS_FIRST,
         ),
         _CHATS_LATE.of("10d-latency", _LMSYS, _less("vLLM", 69.61), _less("RR", 25.77)),

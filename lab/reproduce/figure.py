@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, log, nan
 from pathlib import Path
 
 from alignedserve.lab.reports.comparison import Cell, effective_throughput
@@ -98,6 +98,17 @@ class Claim:
     of: Callable[[Cells], float]
     about: str | None = None
     at: Callable[[Cells], tuple[float, float]] | None = None
+    is_effect: bool = True  # or it is what a system has, beside no other
+
+    def shown(self, cells: Cells) -> float:
+        """Return the part of the paper's effect that is shown: 1 for all of it, below 0 for the opposite.
+
+        A quotient of 1 is no effect, and neither is a difference of 0. Half of a quotient of 4 is 2, and of 1/4 is 1/2.
+        """
+        ours = self.of(cells)
+        if "÷" not in self.text:
+            return ratio(ours, self.paper)
+        return ratio(log(ours), log(self.paper)) if ours > 0 else nan
 
     def marks(self, cells: Cells) -> Iterator[tuple[str, X, float]]:
         """Yield the system, each x and the value with which our figure would have the paper's number, all else being as

@@ -7,9 +7,10 @@ figures whose declaration has other systems or points than those that ran.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ class FigureRun:
     seeds: tuple[int, ...]
     is_full: bool
     values: Mapping[tuple[str, X], Sequence[float]]
+    size: str = ""  # of each run: requests or seconds, and seats
 
 
 Key = tuple[str, str]  # name of the paper, number of the figure
@@ -68,13 +70,16 @@ def page(papers: Iterable[Paper], runs: Runs) -> str:
         "# Reproductions\n\n"
         f"The papers' figures, simulated. `{_COMMAND} --out docs` writes this page, its numbers and a picture\n"
         "of every figure, `python tools/reproductions_page.py` page and pictures from the numbers; one picture of\n"
-        "each paper is kept here. The declarations are in `lab/reproduce/`. A value is the mean over the seeds, a\n"
-        "ratio our value over the paper's. In pictures a hollow diamond in a system's colour stands where the paper's\n"
-        "number would put it, all else being as here (a triangle at the edge: above it).\n"
+        "each paper is kept here. The declarations are in `lab/reproduce/`. A value is the mean over the seeds.\n"
+        "*Shown* is the part of the paper's effect that is seen here: 1 for all of it, 0.5 for half (a quotient of 2\n"
+        "in place of 4, or a difference of 2 in place of 4), below 0 for the opposite. In pictures a hollow diamond\n"
+        "in a system's colour stands where the paper's number would put it, all else being as here (a triangle at\n"
+        "the edge: above it).\n"
         "[Figures](reference/figures.md) defines what is measured,\n"
         "[presets](reference/presets.md) say how each system differs from its paper."
     )
-    return "\n\n".join([head, *_papers(papers, runs, with_pictures=True)]) + "\n"
+    found = [(claim, cells) for _, each in ran(papers, runs) for figure, _, cells in each for claim in figure.claims]
+    return "\n\n".join([head, f"All papers: {shown(found)}", *_papers(papers, runs, with_pictures=True)]) + "\n"
 
 
 def tables(papers: Iterable[Paper], runs: Runs) -> str:
@@ -94,8 +99,9 @@ def _figure(paper: Paper, figure: Figure, run: FigureRun, cells: Cells, with_pic
         yield f"![{paper.title}, figure {figure.number}]({FOLDER}/{picture(paper, figure)})"
     yield f"{_command(paper, figure, run)}\n\n{_cells_table(figure, cells)}"
     if figure.claims:
-        yield _table(["what", "paper", "ours", "ratio"], [_claim(claim, cells) for claim in figure.claims])
-    yield " ".join(filter(None, (figure.finding, _ours(figure, cells))))
+        yield _table(["what", "paper", "ours", "shown"], [_claim(claim, cells) for claim in figure.claims])
+    said = shown((claim, cells) for claim in figure.claims)
+    yield " ".join(filter(None, (said, figure.finding, _ours(figure, cells))))
 
 
 def picture(paper: Paper, figure: Figure) -> str:
@@ -104,7 +110,8 @@ def picture(paper: Paper, figure: Figure) -> str:
 
 def _command(paper: Paper, figure: Figure, run: FigureRun) -> str:
     full = " --full" if run.is_full else ""
-    return f"`{_COMMAND} {paper.name} --figure {figure.number} --seeds {','.join(map(str, run.seeds))}{full}`"
+    command = f"`{_COMMAND} {paper.name} --figure {figure.number} --seeds {','.join(map(str, run.seeds))}{full}`"
+    return f"{command}: {len(run.seeds)} seed{'s' * (len(run.seeds) > 1)}{f', {run.size}' if run.size else ''}"
 
 
 def _cells_table(figure: Figure, cells: Cells) -> str:
@@ -113,8 +120,20 @@ def _cells_table(figure: Figure, cells: Cells) -> str:
 
 
 def _claim(claim: Claim, cells: Cells) -> list[str]:
-    ours = claim.of(cells)
-    return [claim.text, _number(claim.paper), _number(ours), _number(ours / claim.paper)]
+    part = _number(claim.shown(cells)) if claim.is_effect else ""
+    return [claim.text, _number(claim.paper), _number(claim.of(cells)), part]
+
+
+# From which part of the paper's effect on it counts as what.
+_PARTS = {1.0: "in full", 0.5: "half or more", 0.1: "less than half", -0.1: "none", -inf: "the opposite"}
+
+
+def shown(claims: Iterable[tuple[Claim, Cells]]) -> str:
+    """Return a sentence on how much of the paper's effects is shown."""
+    parts = [claim.shown(cells) for claim, cells in claims if claim.is_effect]
+    counts = Counter(next((word for least, word in _PARTS.items() if part >= least), "not known") for part in parts)
+    told = [f"{counts[word]} {word}" for word in (*_PARTS.values(), "not known") if counts[word]]
+    return f"Of {len(parts)} effect{'s' * (len(parts) > 1)}: {', '.join(told)}." if parts else ""
 
 
 def _ours(figure: Figure, cells: Cells) -> str:
@@ -174,6 +193,7 @@ def _figure_tree(figure: Figure, run: FigureRun, cells: Cells) -> dict[str, Any]
         "metric": figure.metric,
         "seeds": list(run.seeds),
         "full": run.is_full,
+        "size": run.size,
         "cells": [
             {"system": label, "x": x, "values": [value if isfinite(value) else None for value in values]}
             for (label, x), values in cells.values.items()
@@ -203,7 +223,7 @@ def _figure_run(tree: Mapping[str, Any]) -> FigureRun:
         (cell["system"], cell["x"]): [float("nan") if value is None else value for value in cell["values"]]
         for cell in tree["cells"]
     }
-    return FigureRun(tuple(tree["seeds"]), tree["full"], values)
+    return FigureRun(tuple(tree["seeds"]), tree["full"], values, tree.get("size", ""))
 
 
 # --- Pictures

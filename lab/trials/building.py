@@ -16,6 +16,7 @@ from typing import Any
 from alignedserve.config.choices import TransportName
 from alignedserve.config.config import Config, every_setting, of_preset
 from alignedserve.config.presets import DEFAULT, preset
+from alignedserve.config.sections import GPU_SEATS, GPU_STEP_TOKENS
 from alignedserve.config.sources import hint, read_settings
 from alignedserve.config.topology import Topology
 from alignedserve.core import WorkerLimits
@@ -33,10 +34,10 @@ from alignedserve.router.placing.admission import Queues
 from alignedserve.scheduling.policy import Policy, Predictor
 from alignedserve.simulator.settings import Settings
 
-# Replace the defaults, which suit a CPU and a single gateway.
+# Replace the defaults, which suit a CPU and a single gateway: a worker has the seats that it has on a GPU.
 _GPUS = {
-    "engine.max_step_tokens": 2048,
-    "engine.max_batch": 128,
+    "engine.max_step_tokens": GPU_STEP_TOKENS,
+    "engine.max_batch": GPU_SEATS,
     "server.max_open": 100_000,
     "server.max_queue": 100_000,
     "server.max_queue_tokens": 1_000_000_000,

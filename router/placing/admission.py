@@ -420,7 +420,7 @@ class Admission:
         is_standing = now - self._calm_at > max(_STANDING_S, _STANDING_PROMPTS * alone_s)
         is_overloaded = is_standing or now < self._overloaded_until
         most_s = _SURE * left_s if is_overloaded else self._policy.refuse_ttfts * usual_s
-        if wait_s <= most_s:
+        if wait_s <= most_s or self._has_only_others(request):
             return None
         self._overloaded_until = now + _OVERLOAD_S
         why = f"the server is full for this promise: it would wait {wait_s:.2f} s for others, and may wait"
@@ -428,6 +428,11 @@ class Admission:
         why += " service_tier flex"
         again_s = self.first_token_s(request, ahead, before) - alone_s - in_line_s - most_s
         return Refusal(Rejection.LATE, why, again_s)
+
+    def _has_only_others(self, request: Request) -> bool:
+        """Return whether others have open chats and the chat's caller has none: what would make it late is theirs."""
+        open_by = self._open_by[ServiceClass.RT]
+        return bool(open_by) and request.caller not in open_by
 
     def _too_long(self, request: Request, ahead: WorkAhead) -> Refusal | None:
         """Refuse a chat if answers, of this chat or others, would stand still for lack of memory."""

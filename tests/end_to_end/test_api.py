@@ -77,8 +77,7 @@ def test_a_seed_repeats_what_was_sampled(sdk: openai.OpenAI) -> None:
     [
         ({"model": "other"}, openai.NotFoundError, "model"),
         ({"messages": []}, openai.BadRequestError, "messages"),
-        ({"max_tokens": -1}, openai.BadRequestError, "max_tokens"),
-        ({"max_tokens": 10**9}, openai.BadRequestError, "max_tokens"),
+        ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
         ({"temperature": 9}, openai.BadRequestError, "temperature"),
     ],
 )
@@ -132,8 +131,6 @@ BAD: list[tuple[str, bytes, int, str | None]] = [  # tests/gateway/test_errors.p
     ("unknown token", b'{"model": "demo", "prompt": [99999999]}', 400, "prompt"),
     ("negative token", b'{"model": "demo", "prompt": [-1]}', 400, "prompt[0]"),
     ("negative max_tokens", b'{"model": "demo", "prompt": "x", "max_tokens": -3}', 400, "max_tokens"),
-    ("huge max_tokens", b'{"model": "demo", "prompt": "x", "max_tokens": 1000000}', 400, "max_tokens"),
-    ("absurd max_tokens", b'{"model": "demo", "prompt": "x", "max_tokens": 1%s}' % (b"0" * 40), 400, None),
     ("too long a prompt", json.dumps({"model": NAME, "prompt": [5] * 100_000}).encode(), 400, "prompt"),
     ("too large a body", json.dumps({"model": NAME, "prompt": "x" * (5 << 20)}).encode(), 413, None),
     ("unknown field", b'{"model": "demo", "prompt": "x", "max_tokns": 3}', 400, "max_tokns"),

@@ -165,3 +165,20 @@ def zombies_of(launcher: int) -> list[str]:
             if state == "Z" and int(parent) == launcher:
                 found.append(stat.read_text())
     return found
+
+
+@rare  # tests/engine/test_replaced_weights.py has the refusal
+@pytest.mark.parametrize("wounded", [kind for kind in HURT if kind[0] == "1+1"], ids="-".join, indirect=True)
+def test_weights_that_are_replaced_under_a_deployment_answer_nothing(wounded: Deployment, model: Path) -> None:
+    weights = model / "model.safetensors"
+    ours = weights.rename(model / "ours")
+    content = bytearray(ours.read_bytes())
+    begin = 8 + int.from_bytes(content[:8], "little")
+    content[begin + 1 :: 2] = bytes(byte ^ 0x80 for byte in content[begin + 1 :: 2])  # all signs, of BF16
+    weights.write_bytes(content)
+    wounded.wound("decode-0")
+    with suppress(AssertionError):  # where it is not refused, the answers below are the other model's
+        wait_until(lambda: "decode-0 does not mix them" in wounded.whole_log(), 20.0)
+        ours.replace(weights)
+    wait_until(lambda: wounded.is_ready, BACK_S, wounded.log)
+    check_greedy(few := mixed(4, seed=400, outputs=(100, 200)), asyncio.run(all_tokens(wounded.url, few)))

@@ -87,8 +87,8 @@ def test_both_serve_and_either_tells_of_both(two: Deployment, keys: tuple[Path, 
 def test_no_other_user_may_listen_or_ask_between_them(two: Deployment) -> None:
     sockets = two.unix_sockets()
     # Two of each gateway and of the job runner, for metrics and the live page; another of each gateway for the one that
-    # replaces it; two of the launcher; six parts' inboxes.
-    assert len(sockets) == 16
+    # replaces it; three of the launcher; six parts' inboxes.
+    assert len(sockets) == 17
     for name in sockets:
         folder = Path(name).parent.stat()
         assert folder.st_uid == os.getuid()

@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 import httpx
 import pytest
 
-from tests.end_to_end.deployment import ANSWER_S, MODEL, Deployment, deployed, part_of, wait_until
+from tests.end_to_end.deployment import ANSWER_S, MODEL, NAME, Deployment, deployed, part_of, wait_until
 from tests.end_to_end.patient import ENDED
 from tests.filled import Place, Walk
 from tests.rare import IN_SOAK, rare
@@ -280,6 +280,8 @@ def writes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
     with measured(folder, model, *flags, topology="1+1") as deployment:
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100, "stream": True}
         deployment.open_at_once("/v1/chat/completions", body, BODIES_OF_NUMBERS)  # the first steps make buffers
+        form = {"model": NAME, "messages": body["messages"], "guided_choice": ["a", "b"]}
+        deployment.lines_at_once("/v1/chat/completions", form, MAX_BATCH)  # the first form makes masks
         yield deployment
     shutil.rmtree(folder / "cache")
 

@@ -25,6 +25,7 @@ from tests.end_to_end.deployment import ANSWER_S, NAME, deployed
 from tests.rare import rare, thinned
 
 ROOT = Path(__file__).resolve().parents[2]
+REPOSITORY = "https://git.example.org/us/alignedserve"
 BUILD_S = 900.0  # the compiler takes most of it, on cores that other processes use too
 
 
@@ -61,7 +62,11 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     shutil.copytree(ROOT, tmp / "source", symlinks=True, ignore=left_out)
     (tmp / "empty").mkdir()
     path = os.environ["PATH"] if with_compiler else str(tmp / "empty")
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PATH": path}
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "PATH": path,
+        "CPU_KERNELS": "all",
+        "RELEASED_FROM": REPOSITORY,
+    }
     if not with_compiler:
         env.pop("CXX", None)
     elif not SOAK:
@@ -143,6 +148,13 @@ def test_its_metadata_has_licence_version_and_changelog(installed: Installed) ->
     assert {path.name for path in (folder / "licenses").iterdir()} == {"LICENSE", "NOTICE"}
     assert f"\nVersion: {version('alignedserve')}\n" in metadata
     assert (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").strip() in metadata
+    for told in (
+        "Author: The AlignedServe authors",
+        "Keywords: ",
+        "Classifier: ",
+        f"Project-URL: Source, {REPOSITORY}",
+    ):
+        assert f"\n{told}" in metadata
     assert {"py.typed", "__init__.pyi"} <= {path.name for path in installed.package.iterdir()}
 
 

@@ -201,6 +201,22 @@ def test_planning_knows_the_bytes(name: str, kind: Kind, tmp_path: Path) -> None
     assert 0.85 * planned < loader.num_bytes < 1.15 * planned
 
 
+@pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q8_0])
+def test_a_table_beside_its_head_keeps_a_byte_for_each_number(kind: Kind, tmp_path: Path) -> None:
+    """Expanded it took two or four, and seconds of a start."""
+    folder = resolve(str(written(gqa(tmp_path / "model", **_WIDE), tmp_path / "a.gguf", "llama", lambda _: kind).path))
+    config, weights = read_config(folder), weights_of(folder)
+    assert not config.tied_embeddings
+    size = config.vocab_size, config.hidden_size
+    loader = Loader(weights, torch.bfloat16, Reference(), partial(Reference().layer, dtype=torch.bfloat16))
+    table = loader.embedding("model.embed_tokens.weight", *size, tied=False)
+    found = weights.quantised("model.embed_tokens", size)
+    assert found is not None
+    assert loader.num_bytes == found.num_bytes < 1.3 * size[0] * size[1]
+    tokens = torch.tensor([[3, 0], [1, 3]])
+    assert torch.equal(table(tokens), found.expanded().bfloat16()[tokens])
+
+
 @pytest.mark.parametrize("kind", thinned(Kind, usual=4))  # test_gguf_blocks.py unpacks blocks of all
 def test_every_kind_has_the_logits_of_transformers(kind: Kind, tmp_path: Path) -> None:
     check(written(gqa(tmp_path / "model", **_WIDE), tmp_path / "model.gguf", "llama", lambda _: kind))

@@ -16,7 +16,7 @@ from alignedserve.cli.main import main
 from alignedserve.core import StepPlan, StepResult, WorkerLimits
 from alignedserve.cost.fit import Point
 from alignedserve.cost.model import Kind, Route
-from alignedserve.cost.profile import Subject, cached, load
+from alignedserve.cost.profile import Subject, cached, keep, load
 from alignedserve.cost.trials import Bounds, Trial, random_trials, trials
 from alignedserve.engine import profiling
 from alignedserve.engine.device.ranks import RankLinks
@@ -164,6 +164,14 @@ def test_a_long_step_that_runs_once_tells_of_the_machine_too() -> None:
     assert measured.slowdown == pytest.approx(3.0)
 
 
+def test_a_short_step_that_was_stopped_runs_again() -> None:
+    """The machine stood still for half a second: the step looks like a long one, of which one run would be enough."""
+    small, next_one = Trial(((8, 0),)), Trial(((9, 0),))
+    quick, stopped = TimedRun(0.01, 0.01), TimedRun(0.5, 0.5)
+    measured = measure(MeterOfRuns(quick, stopped, quick, quick, quick, quick), [small, next_one], 20.0)
+    assert [point.seconds for point in measured.points] == [0.01, 0.01]
+
+
 def test_a_first_step_that_takes_long_leaves_some_of_each_kind() -> None:
     """A worker that knew one step only predicted that others take no time."""
 
@@ -238,11 +246,12 @@ def profiled(
     tick: float = 0.001,
     subject: Subject = SUBJECT,
     clock: Ticks | None = None,
-    in_haste: bool = False,
+    is_checked: bool = False,
+    bounds: Bounds = BOUNDS,
 ) -> tuple[Point, ...]:
     clock = clock or Ticks(tick)
     meter = Meter(engine, clock, clock.synchronize, lambda: 0.0)
-    profile = start_profile(meter, BOUNDS, subject, shared_memory, directory, 1000.0, in_haste)
+    profile = start_profile(meter, bounds, subject, shared_memory, directory, 1000.0, is_checked)
     assert set(profile.links) == {Route.ARENA_TO_DEVICE, Route.DEVICE_TO_ARENA}
     assert all(link.bandwidth > 0 for link in profile.links.values())
     assert (profile.remade_token_s > 0) is (engine.config.why_not_hidden is None)
@@ -258,57 +267,97 @@ def test_a_profile_leaves_the_engine_and_shared_memory_as_they_were(engine: Engi
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cached_profile_is_checked_and_taken(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_profile_is_taken_without_a_step(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the machine is busy by now, or another one: the worker learns that while it serves."""
     first = profiled(engine, tmp_path / "cache", tmp_path)
     steps = counted(engine, monkeypatch)
-    assert profiled(engine, tmp_path / "cache", tmp_path) == first
-    assert len(steps) == len(Kind) * 3  # a step of each kind, three times
+    for clock in (Ticks(0.001), Ticks(0.01), BusyTicks(0.001)):
+        assert profiled(engine, tmp_path / "cache", tmp_path, clock=clock) == first
+    assert not steps
 
 
-def test_a_cached_profile_that_may_be_off_is_checked_again_by_more_runs(
+def test_workers_of_other_limits_share_a_profile(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each overwrote the other's, and both measured at each start."""
+    few, many = (
+        Bounds(replace(LIMITS, max_step_tokens=of, max_batch=at), MAX_POSITIONS) for of, at in ((16, 8), (64, 2))
+    )
+    cache, steps = tmp_path / "cache", counted(engine, monkeypatch)
+    profiled(engine, cache, tmp_path, bounds=few)
+    profiled(engine, cache, tmp_path, bounds=many)
+    measured = len(steps)
+    for bounds in (few, many, BOUNDS):
+        profiled(engine, cache, tmp_path, bounds=bounds)
+    assert len(steps) == measured
+    (path,) = cache.glob("*.json")
+    both = load(path)
+    assert {point.shape for point in both.points} == {trial.shape for of in (few, many) for trial in trials(of)}
+    assert (both.memory.limits.max_step_tokens, both.memory.limits.max_batch) == (64, 8)
+
+
+def test_a_worker_leaves_what_it_has_learned_to_the_next_start(engine: Engine, tmp_path: Path) -> None:
+    """Its steps take half of what was measured, but for the kinds that did not run."""
+    profiled(engine, tmp_path, tmp_path / "..")
+    profile = cached(tmp_path, SUBJECT)
+    assert profile is not None
+    cost, before = profile.online(), {point.shape: point.seconds for point in profile.points}
+    assert profile.refined(cost).points == profile.points, "it has learned nothing"
+    for _ in range(200):
+        for shape, seconds in before.items():
+            if shape.kind is Kind.DECODE:
+                cost.learn(shape, 0.5 * seconds)
+    keep(tmp_path, profile.refined(cost))
+    left = cached(tmp_path, SUBJECT)
+    assert left is not None
+    now = {kind: [point for point in left.points if point.shape.kind is kind] for kind in Kind}
+    assert all(point.seconds == before[point.shape] for kind in (Kind.PREFILL, Kind.MIXED) for point in now[kind])
+    predicted, again = cost.model, left.online().model
+    for point in now[Kind.DECODE]:
+        assert again.seconds(point.shape) == pytest.approx(predicted.seconds(point.shape), rel=0.1)
+        assert again.seconds(point.shape) == pytest.approx(0.5 * before[point.shape], rel=0.1)
+
+
+def test_a_profile_that_is_to_hold_now_is_checked(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = profiled(engine, tmp_path / "cache", tmp_path)
     steps = counted(engine, monkeypatch)
-    assert profiled(engine, tmp_path / "cache", tmp_path, clock=BusyTicks(0.001)) == first
+    assert profiled(engine, tmp_path / "cache", tmp_path, is_checked=True) == first
+    assert len(steps) == len(Kind) * 3  # a step of each kind, three times
+
+
+def test_a_profile_that_may_be_off_is_checked_again_by_more_runs(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = profiled(engine, tmp_path / "cache", tmp_path)
+    steps = counted(engine, monkeypatch)
+    assert profiled(engine, tmp_path / "cache", tmp_path, clock=BusyTicks(0.001), is_checked=True) == first
     assert len(steps) == len(Kind) * (3 + 6)
 
 
-def test_a_cached_profile_that_is_off_is_measured_anew(
+def test_a_checked_profile_that_is_off_is_measured_anew(
     engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     first = profiled(engine, tmp_path / "cache", tmp_path)
-    second = profiled(engine, tmp_path / "cache", tmp_path, tick=0.002)
+    second = profiled(engine, tmp_path / "cache", tmp_path, tick=0.002, is_checked=True)
     assert second[0].seconds == pytest.approx(2 * first[0].seconds)
     assert "the cached cost profile is off by 100 %: it is measured again" in caplog.text
     assert profiled(engine, tmp_path / "cache", tmp_path, tick=0.002) == second
 
 
-def test_a_worker_that_starts_again_takes_even_a_profile_that_is_off(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Streams wait for it."""
-    first = profiled(engine, tmp_path / "cache", tmp_path, tick=0.003)
-    steps = counted(engine, monkeypatch)
-    assert profiled(engine, tmp_path / "cache", tmp_path, in_haste=True) == first
-    assert len(steps) == len(Kind) * 3  # a step of each kind, three times
-    assert profiled(engine, None, tmp_path, in_haste=True)  # but it measures where there is none
-
-
-def test_a_cached_profile_outlives_other_work_on_the_machine(
-    engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
+def test_a_checked_profile_outlives_other_work_on_the_machine(engine: Engine, tmp_path: Path) -> None:
     first = profiled(engine, tmp_path / "cache", tmp_path)
-    assert profiled(engine, tmp_path / "cache", tmp_path, clock=BusyTicks(0.001)) == first
-    assert profiled(engine, tmp_path / "cache", tmp_path, clock=BusyTicks(0.002)) == first
-    assert caplog.text.count("other work runs on this machine") == 2
+    assert profiled(engine, tmp_path / "cache", tmp_path, clock=BusyTicks(0.001), is_checked=True) == first
+    assert profiled(engine, tmp_path / "cache", tmp_path, clock=BusyTicks(0.002), is_checked=True) == first
 
 
-def test_a_profile_of_a_busy_machine_is_measured_anew_when_it_is_quiet(engine: Engine, tmp_path: Path) -> None:
+def test_a_checked_profile_of_a_busy_machine_is_measured_anew_when_it_is_quiet(engine: Engine, tmp_path: Path) -> None:
     profiled(engine, tmp_path / "cache", tmp_path, tick=0.003)
-    quiet = profiled(engine, tmp_path / "cache", tmp_path)
+    quiet = profiled(engine, tmp_path / "cache", tmp_path, is_checked=True)
     assert quiet[0].seconds == pytest.approx(0.001)
 
 
@@ -339,7 +388,7 @@ def test_a_busy_machine_is_told_and_measured_anew_when_it_is_quiet(
     assert "taken from the cache: measured at 2" in caplog.text
     assert "on a busy machine (slowdown 3" in caplog.text
     neighbour.is_there = False
-    quiet = start_profile(meter, BOUNDS, SUBJECT, tmp_path, tmp_path / "cache", budget_s=1000.0)
+    quiet = start_profile(meter, BOUNDS, SUBJECT, tmp_path, tmp_path / "cache", budget_s=1000.0, is_checked=True)
     assert "the cached cost profile was taken on a busy machine: it is measured again" in caplog.text
     assert not quiet.is_busy
     assert quiet.points[0].seconds == pytest.approx(busy.points[0].seconds)

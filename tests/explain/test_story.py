@@ -10,7 +10,15 @@ import pytest
 from alignedserve.core import ServiceClass
 from alignedserve.explain.decisions import Decision, Findings, Kind, Step
 from alignedserve.explain.sentences import lines, said, said_of_stay
-from alignedserve.explain.story import PartAnswer, Story, StoryStage, clock_lag_s, request_named, tell
+from alignedserve.explain.story import (
+    PartAnswer,
+    Story,
+    StoryStage,
+    clock_lag_s,
+    request_named,
+    tell,
+    without_others,
+)
 from alignedserve.explain.trace_file import trace_of
 
 ASKED_AT = 100.0
@@ -236,3 +244,49 @@ def test_the_trace_has_its_stages_each_decision_and_the_steps_of_parts() -> None
     ]
     assert [event["args"]["step"] for event in spans if event["cat"] == "step"] == [80, 81, 90]
     assert sum(event["ph"] == "i" for event in trace) == len(story.moments)
+
+
+def in_every_form(story: Story) -> list[str]:
+    return [*lines(story), *map(said_of_stay, story.stays), trace_of(story)]
+
+
+@pytest.mark.parametrize("topic", ["numbers", "steps", "whom"])
+def test_a_caller_who_may_not_see_others_reads_none_of_their_numbers(topic: str) -> None:
+    """Whatever others did, the story in all its forms is the same."""
+
+    def of(number: int) -> Story:
+        of_others: dict[str, Any] = {"number": number, "why": f"{number} rt"} if topic == "numbers" else {}
+        seen = number if topic == "numbers" else 1
+        in_step = (number, number / 7, number) if topic == "steps" else (1, 0.2, 1)
+        chunk = noted(Kind.CHUNK, 10.8, tokens=200, number=7, seconds=0.3, expected_s=in_step[1])
+        by = f"b{number}" if topic == "whom" else "b"
+        decisions = (
+            noted(Kind.ARRIVED, 10.0, tokens=300, expected_s=seen / 9),
+            noted(Kind.PREDICTED, 10.0, tokens=seen, number=2 * seen),
+            noted(Kind.QUEUED, 10.2, number=seen, tokens=300),
+            noted(Kind.BEHIND, 10.5, tokens=seen, **of_others),
+            noted(Kind.BESIDE, 10.5, seconds=0.3, **of_others),
+            chunk,
+            noted(Kind.CANDIDATE, 11.2, other="pool-0", number=seen, seconds=1.2, why="in a batch"),
+            noted(Kind.JOINED, 11.4, tokens=1, number=seen),
+            noted(Kind.DISPLACED, 12.0, other=by, tokens=7, why="it is recomputed"),
+            noted(Kind.DISPLACED, 12.1, request=f"c{number}" if topic == "whom" else "c", other="a"),
+            noted(Kind.ENDED, 13.0, tokens=20, why="stop"),
+        )
+        first, predicted_s, last = in_step
+        steps = Step(80, 11.4, 0.2, predicted_s, first, last), Step(81, 11.6, 0.3, predicted_s, first, last)
+        return told(answer("router"), answer("decode-0", *decisions, steps=steps))
+
+    assert in_every_form(of(3)) != in_every_form(of(40))
+    assert in_every_form(without_others(of(3))) == in_every_form(without_others(of(40)))
+
+
+def test_what_a_caller_may_not_see_is_left_out_of_its_sentences() -> None:
+    text = "\n".join(lines(without_others(told(ROUTER, PREFILL, DECODE))))
+    assert "waited for its turn on prefill-0; until then other prompts ran on prefill-0" in text
+    assert "queued; 300 tokens to compute" in text
+    assert "its prompt ran on prefill-0: 300 tokens in 2 steps of 500.0 ms together\n" in text
+    assert "in the 1.20 s until then other requests decoded" in text
+    assert "gave up its memory to another request: it is recomputed" in text
+    assert "decoded 6 tokens on decode-0 in 2 steps of 300.0 ms; the longest 400.0 ms, step 81" in text
+    assert "predicted" not in text

@@ -24,6 +24,7 @@ from alignedserve.gateway import app as gateway_app
 from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.app import make_app
+from alignedserve.gateway.embed_side import VectorModel
 from alignedserve.gateway.openapi import document
 from alignedserve.gateway.pages import docs_page
 from alignedserve.gateway.responses.keeping import ResponseKeeper
@@ -170,12 +171,14 @@ class Gateway:
         keeper: ResponseKeeper | None = None,
         adapters: Adapters | None = None,
         ledger: Ledger | None = None,
+        embedding: VectorModel | None = None,
         **settings: Any,
     ) -> None:
         self.owner, self.text = owner, text
         given: dict[str, Any] = {"served_model_names": (MODEL,), "max_model_len": MOST, **settings}
         made = GatewaySettings(**given)
-        self.app: FastAPI = make_app(owner, text, made, ledger, traces=traces, keeper=keeper, adapters=adapters)
+        more: dict[str, Any] = {"traces": traces, "keeper": keeper, "adapters": adapters, "embedding": embedding}
+        self.app: FastAPI = make_app(owner, text, made, ledger, **more)
 
     def client(self) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(self.app)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from httpx import Response
 from alignedserve.core import FinishReason, Opening, Sampling, ServiceClass
 from alignedserve.gateway.access.keys import key_ring
 from alignedserve.gateway.starting import PATIENCE_S
-from alignedserve.owner.client import Delivered, Overloaded
+from alignedserve.owner.client import Delivered, GivenUp, Overloaded
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, MOST, PATIENT_S, FakeOwner, Gateway, data_lines, ids_of, log_lines
 
@@ -199,12 +200,27 @@ def test_models_are_listed_with_their_length(gateway: Gateway) -> None:
     listed = gateway.get("/v1/models").json()
     assert listed["object"] == "list"
     assert [(card["id"], card["object"], card["max_model_len"]) for card in listed["data"]] == [(MODEL, "model", MOST)]
+    (card,) = listed["data"]  # and what Anthropic's clients look for
+    assert (card["type"], card["display_name"], listed["has_more"]) == ("model", MODEL, False)
+    assert listed["first_id"] == listed["last_id"] == MODEL
+    assert datetime.fromisoformat(card["created_at"].replace("Z", "+00:00")).timestamp() == card["created"]
     assert gateway.get(f"/v1/models/{MODEL}").json() == listed["data"][0]
 
 
 def test_a_model_may_have_a_name_with_slashes(text: TextModel) -> None:
     gateway = Gateway(text, FakeOwner(), served_model_names=("us/demo", "demo"))
     assert gateway.get("/v1/models/us/demo").json()["id"] == "us/demo"
+
+
+def test_a_model_has_other_names_and_names_for_many(text: TextModel, hello: tuple[int, ...]) -> None:
+    gateway = Gateway(text, FakeOwner(hello), served_model_names=("qwen", "second", "claude-*"))
+    assert [card["id"] for card in gateway.get("/v1/models").json()["data"]] == ["qwen", "second"]
+    assert gateway.get("/status").json()["models"] == ["qwen", "second"]
+    for name in ("qwen", "second", "claude-sonnet-4-5", "/models/qwen.gguf"):
+        answer = gateway.chat(model=name)
+        assert (answer.status_code, answer.json()["model"]) == (200, name)
+        assert gateway.get(f"/v1/models/{name}").json()["id"] == name
+    assert gateway.chat(model="clau").status_code == 404
 
 
 def test_without_workers_requests_wait_for_them_and_then_are_refused(text: TextModel) -> None:
@@ -317,6 +333,47 @@ def test_a_line_tells_the_route_and_not_what_a_client_writes_in_it(
     (line,) = lines
     assert (line["path"] or "").replace(":path", "") == (route or "")
     assert "xyzzy" not in str(lines)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "code"),
+    [
+        (
+            {"messages": [{"role": "user", "content": "xyzzy " * 300}]},
+            "this model's maximum context length is 256 tokens",
+            "context_length_exceeded",
+        ),
+        ({"temperature": 9}, "temperature: Input should be less than or equal to 2", "invalid_value"),
+        ({"temperature": "xyzzy"}, "temperature: Input should be a valid number", "invalid_value"),
+        ({"xyzzy": "xyzzy"}, "there is no such field", "unknown_parameter"),
+        ({"logit_bias": {"xyzzy": 1}}, "logit_bias: its names must be token ids", "invalid_value"),
+        ({"model": "xyzzy"}, "no model of this name is served here", "model_not_found"),
+        ({"guided_regex": "(xyzzy"}, "guided_regex cannot be followed", "invalid_value"),
+        ({"messages": [{"role": "xyzzy", "content": "a"}]}, "messages: Input should be...", "invalid_value"),
+        ({"messages": [{"role": "user"}]}, "messages: its content is missing", "missing_required_parameter"),
+        ({"messages": [{"content": "xyzzy"}]}, "messages: its role is missing", "missing_required_parameter"),
+    ],
+)
+def test_the_line_of_an_error_says_why_without_a_clients_words(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture, fields: dict[str, Any], error: str, code: str | None
+) -> None:
+    with log_lines(caplog) as lines:
+        gateway.chat(**fields)
+    (line,) = lines
+    assert line["error"].startswith(error)
+    assert len(line["error"]) <= 303
+    assert line["code"] == code
+    assert "xyzzy" not in str(lines)
+
+
+def test_an_error_within_a_stream_is_in_its_line(text: TextModel, caplog: pytest.LogCaptureFixture) -> None:
+    with log_lines(caplog) as lines:
+        Gateway(text, FakeOwner((5,), GivenUp("no worker is left", 1.0))).chat(stream=True)
+        Gateway(text, FakeOwner((5,), (2,))).chat(stream=True)
+    assert [(line["status"], line["finish"], line.get("error")) for line in lines] == [
+        (200, "error", "no worker is left"),
+        (200, "stop", None),
+    ]
 
 
 def test_a_request_leaves_one_line_without_its_words(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:

@@ -151,7 +151,7 @@ class Trial:
         return {status for *asked, status in self.answered if asked == [method, path]}
 
 
-def open_page(text: TextModel, profile: Path, rebinding: bool, **settings: Any) -> Trial:
+def open_page(text: TextModel, profile: Path, rebinding: bool, host: str = OTHER, **settings: Any) -> Trial:
     """Have the browser open the page, on its own site or on a site whose name then leads to the server."""
     gateway, answered = Gateway(text, FakeOwner((5,)), **settings), list[tuple[str, str, int]]()
 
@@ -167,8 +167,8 @@ def open_page(text: TextModel, profile: Path, rebinding: bool, **settings: Any) 
         site = Site(server_port=server.port)
         with site.at("127.0.0.1", 0) as port, site.at(REBOUND_ADDRESS, server.port):
             url = f"http://{REBOUND}:{server.port}" if rebinding else f"http://127.0.0.1:{server.port}"
-            page = url if rebinding else f"http://{OTHER}:{port}"
-            given = {"body": json.dumps(json.dumps(BODY)), "url": url, "report": f"http://{OTHER}:{port}/report"}
+            page = url if rebinding else f"http://{host}:{port}"
+            given = {"body": json.dumps(json.dumps(BODY)), "url": url, "report": f"http://{host}:{port}/report"}
             site.page = PAGE % given
             with browser(f"{page}/page", profile):
                 seen = site.reports.get(timeout=4 * PATIENT_S)  # a browser starts slowly on a busy machine
@@ -195,9 +195,11 @@ def test_a_page_whose_name_leads_to_the_server_reads_nothing(text: TextModel, tm
 
 
 def test_a_page_that_is_let_in_does_both(text: TextModel, tmp_path: Path) -> None:
-    """The tries would succeed, then, where nothing forbade them."""
-    for rebinding in (False, True):
-        trial = open_page(text, tmp_path / str(rebinding), rebinding, cors_origins=("*",))
+    """The tries would succeed, then, where nothing forbade them. A page of this machine is let in by default."""
+    for number, (rebinding, host, origins) in enumerate(
+        ((False, OTHER, ("*",)), (True, OTHER, ("*",)), (False, "127.0.0.1", None))
+    ):
+        trial = open_page(text, tmp_path / str(number), rebinding, host, cors_origins=origins)
         assert {name: trial.saw[name].status for name in ("read", "metrics", "json")} == {
             "read": 200,
             "metrics": 200,

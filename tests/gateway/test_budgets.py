@@ -15,10 +15,12 @@ import pytest
 from alignedserve.gateway.access import budgets as module
 from alignedserve.gateway.access.budgets import FILE, Budgets
 from alignedserve.gateway.access.keys import Caller, KeyEntry, KeyRing, Limits, hash_key
-from alignedserve.gateway.access.ledger import Ledger
+from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger
 from alignedserve.gateway.http.limits import CONVERTED_TOKENS, TRIAL_S, Tab
+from alignedserve.gateway.openai.errors import ApiError
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway
+from tests.samples import request
 
 KEYS = {name: f"key-of-{name}" for name in ("ann", "bob")}
 BOTH = Limits(tokens_per_day=100, tokens_per_month=150)
@@ -69,6 +71,7 @@ def test_what_was_used_outlives_the_process_and_is_known_to_others(tmp_path: Pat
     clock.now += DAY_S
     later.exchange()
     assert later.used("ann") == (0, 65)
+    assert (tmp_path / "jobs" / FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_where_the_file_cannot_be_written_all_is_counted_and_written_later(tmp_path: Path) -> None:
@@ -141,6 +144,62 @@ def test_other_work_counts_without_a_limit_of_the_minute() -> None:
     assert ledger.budgets.over("ann", tab.caller.limits) is not None
 
 
+def tab_of(ledger: Ledger, tokens_per_day: int = 1000) -> Tab:
+    return Tab(ledger, Caller("ann", limits=Limits(tokens_per_day=tokens_per_day)))
+
+
+def paid(tab: Tab, most: int, choices: int = 1, prompt: int = 10, has_limit: bool = True) -> int:
+    """Let a body pay, and return how many tokens its outputs may have together; -1 where it is refused."""
+    try:
+        tab.admit()
+        asked = [request(prompt=prompt, max_tokens=most)] * choices
+        return sum(each.max_tokens for each in tab.pay(asked, prompt, has_limit))
+    except ApiError as error:
+        return -1 if error.status == 429 else -2
+
+
+def test_bodies_together_cost_no_more_than_a_budget_has() -> None:
+    """Sixteen bodies of 16 choices with 100 tokens each would cost 25,760 of a day of 1,000."""
+    ledger = Ledger(budgets=Budgets(now=Clock()))
+    tabs = [tab_of(ledger) for _ in range(16)]
+    outputs = [paid(tab, most=100, choices=16) for tab in tabs]
+    assert outputs == [16 * ((1000 - 10) // 16), *[-1] * 15]
+    with pytest.raises(ApiError, match="its open requests hold the rest: try again in 1 s"):
+        tab_of(ledger).pay([request(prompt=14, max_tokens=5)], 14, has_limit=True)
+    assert tabs[0].use(30)
+    for tab in tabs:
+        tab.close(is_refused=tab is not tabs[0])
+    assert ledger.budgets.used("ann") == (40, 40), "what was not used is given back"
+    assert paid(tab_of(ledger), most=900) == 900
+
+
+def test_outputs_without_a_limit_hold_more_as_they_grow_and_end_with_the_budget() -> None:
+    ledger = Ledger(budgets=Budgets(now=Clock()))
+    long, other = tab_of(ledger, 3000), tab_of(ledger, 3000)
+    assert paid(long, most=8000, has_limit=False) == 2990
+    assert paid(other, most=1500) == 1500
+    num = 0
+    while long.use(1):
+        num += 1
+    assert num in (3000 - 10 - 1510, 3000 - 10 - 1510 - 1)
+    other.close()
+    assert long.use(1), "the other one has used nothing"
+    runner = Ledger(place=JOB_RUNNER)
+    line = Tab(runner, long.caller)
+    assert paid(line, most=8000, has_limit=False) == 2990
+    assert paid(Tab(runner, long.caller), most=1) == -1, "a line holds all that it may use"
+
+
+def test_what_one_gateway_holds_the_others_know_and_its_next_life_forgets(tmp_path: Path) -> None:
+    def gateway(number: int) -> Ledger:
+        return Ledger(tmp_path / "rows", number, Budgets(now=Clock()))
+
+    first, second = gateway(0), gateway(1)
+    assert paid(tab_of(first), most=980) == 980
+    assert paid(tab_of(second), most=980) == -1
+    assert paid(tab_of(gateway(0)), most=980) == 980
+
+
 @pytest.fixture
 def gateway(text: TextModel) -> Gateway:
     ring = KeyRing([KeyEntry(name, hash_key(key), limits=Limits(tokens_per_day=10)) for name, key in KEYS.items()])
@@ -154,7 +213,11 @@ def test_a_key_that_has_used_its_day_is_refused_until_the_next(gateway: Gateway)
         return answer.status_code, dict(answer.headers), answer.text
 
     assert ask("ann", [5] * 5)[0] == 200  # five, and three of output
-    assert ask("ann", [5] * 5)[0] == 200  # a body begins while a token is left
+    status, headers, text = ask("ann", [5] * 5)
+    assert "has fewer than 6 tokens left of its 10 tokens in a day" in text
+    assert (status, headers["x-should-retry"]) == (429, "false")
+    status, headers, text = ask("ann", [5])
+    assert (status, headers["x-max-tokens"]) == (200, "1"), "as many as are left"
     status, headers, text = ask("ann", [5])
     assert (status, headers["retry-after"], headers["x-should-retry"]) == (429, str(int(12 * HOUR_S)), "false")
     assert "insufficient_quota" in text

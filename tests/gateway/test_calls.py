@@ -245,5 +245,10 @@ def test_a_template_says_how_its_model_calls(template: str, expected: CallFormat
     assert find_call_format(template) is expected
 
 
+@OURS
+def test_a_template_that_has_the_signs_of_a_format_shows_it(form: CallFormat) -> None:
+    assert {find_call_format(" ".join(signs)) for signs in form.signs} == {form}
+
+
 def test_settings_can_name_every_format() -> None:
     assert {form.name for form in FORMATS} == {*CALL_FORMATS.values()}

@@ -21,7 +21,7 @@ from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.openai.writing import json_parts
 from alignedserve.owner.client import Delivered, Overloaded
 from alignedserve.text.text_model import TextModel
-from tests.gateway.conftest import MODEL, FakeOwner, Gateway, data_lines, ids_of
+from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway, data_lines, ids_of
 
 WORDS = ["one", " two", " three", " four", " five", " six"]
 
@@ -266,6 +266,10 @@ class TestAnOutputThatFillsTheContext:
         assert choice["finish_reason"] == "length"
         assert f"maximum context length is {request.most_tokens} tokens" in choice["finish_message"]
         assert f"the prompt has {len(request.prompt)}," in choice["finish_message"]
+
+    def test_says_so_to_who_asked_for_more_than_is_left(self, gateway: Gateway) -> None:
+        choice = gateway.chat(max_tokens=32_000).json()["choices"][0]
+        assert f"maximum context length is {MOST} tokens" in choice["finish_message"]
 
     def test_says_so_with_the_last_chunk_of_a_stream(self, gateway: Gateway) -> None:
         choices = [chunk["choices"][0] for chunk in data_lines(gateway.chat(stream=True))[:-1]]

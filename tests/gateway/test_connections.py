@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -69,6 +69,29 @@ def error_in(answer: bytes, status: int) -> dict[str, Any]:
     error: dict[str, Any] = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return error
+
+
+@pytest.mark.parametrize("sent", [whole(BODY, b"Connection: close\r\n"), b"\r\n", b"POST /v1/completions HT"])
+def test_what_came_while_the_server_stood_still_is_read_before_a_connection_ends(hurried: Served, sent: bytes) -> None:
+    """A request is answered; whoever sends no more than a beginning is disconnected all the same.
+
+    A process that is stopped and goes on runs its timers before it reads: its wait for events ends without any."""
+    with hurried.connect() as connection:
+        until(lambda: hurried.num_connections == 1)
+        (served_here,) = hurried.server.server_state.connections
+        stopped = threading.Event()
+
+        def stand_still() -> None:
+            stopped.set()
+            goes_on.wait()
+            cast(Any, served_here).timeout_keep_alive_handler()
+
+        goes_on = threading.Event()
+        cast(Any, served_here).loop.call_soon_threadsafe(stand_still)
+        stopped.wait()
+        connection.sendall(sent)
+        goes_on.set()
+        assert read_all(connection).startswith(b"HTTP/1.1 200" if BODY in sent else b"")
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST", HEAD, HEAD + b"X-Slow: "])

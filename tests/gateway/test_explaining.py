@@ -11,6 +11,7 @@ import pytest
 from alignedserve.core import Request
 from alignedserve.explain.decisions import DecisionRing, Kind
 from alignedserve.explain.story import PartAnswer
+from alignedserve.gateway import explaining
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Scope, hash_key
 from alignedserve.gateway.explaining import MOST_A_MINUTE
 from alignedserve.owner.client import GivenUp, Overloaded
@@ -104,7 +105,7 @@ def test_as_text_and_as_a_trace(gateway: Gateway) -> None:
     name = ask(gateway).headers["x-request-id"]
     text = timeline(gateway, name, form="text")
     assert text.headers["content-type"].startswith("text/plain")
-    assert "queued behind 3 prompts" in text.text
+    assert "queued; 2 tokens to compute" in text.text
     trace = json.loads(timeline(gateway, name, form="perfetto").text)
     assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X", "i"}
     assert timeline(gateway, name, form="yaml").json()["error"]["param"] == "format"
@@ -112,5 +113,50 @@ def test_as_text_and_as_a_trace(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize("error", [Overloaded, GivenUp])
 def test_a_refusal_names_the_command_that_tells_why(text: TextModel, error: type[Overloaded]) -> None:
-    refused = Gateway(text, FakeOwner(error("the queue is full", 2.0, request="req-7"))).chat()
+    refused = Gateway(text, FakeOwner(error("the queue is full", 2.0, command="alignedserve explain req-7"))).chat()
     assert refused.json()["error"]["message"] == "the queue is full (see `alignedserve explain req-7`)"
+
+
+def test_numbers_of_others_are_for_keys_that_see_the_dashboard(gateway: Gateway, text: TextModel) -> None:
+    assert "3 prompts" not in timeline(gateway, ask(gateway).headers["x-request-id"], form="text").text
+    ring = KeyRing([KeyEntry("ann", hash_key(ANN), frozenset({Scope.GENERATE, Scope.DASHBOARD}))])
+    for seeing in (Gateway(text, FakeOwner((5,), (2,)), keys=ring), Gateway(text, FakeOwner((5,), (2,)))):
+        assert "queued behind 3 prompts" in timeline(seeing, ask(seeing).headers["x-request-id"], form="text").text
+
+
+TOO_HOT = {"model": "demo", "prompt": "Hi", "temperature": 9}
+
+
+def refused(gateway: Gateway, key: str = ANN, **headers: str) -> str:
+    """Return the id of a request that is a 400."""
+    sent = {"Authorization": f"Bearer {key}", **headers}
+    answer = gateway.ask("POST", "/v1/completions", json=TOO_HOT, headers=sent)
+    assert answer.status_code == 400
+    return str(answer.headers["x-request-id"])
+
+
+@pytest.mark.parametrize("named", [{}, {"x-request-id": "my-own"}])
+def test_why_a_request_was_refused_is_told_to_the_key_that_sent_it(gateway: Gateway, named: dict[str, str]) -> None:
+    name = refused(gateway, **named)
+    why = "refused with 400 (invalid_value): temperature: Input should be less than or equal to 2"
+    text = timeline(gateway, name, form="text").text
+    assert text.startswith("req-")
+    assert f": POST /v1/completions, {why}" in text
+    told = timeline(gateway, name).json()
+    assert told["outcome"].startswith(why)
+    assert (told["object"], told["stages"], told["decisions"]) == ("request.timeline", [], [])
+    assert told["began_at"] <= told["ended_at"]
+    assert timeline(gateway, name, BOB).status_code == 404
+    assert timeline(gateway, name, form="perfetto").json()["error"]["param"] == "format"
+
+
+def test_the_last_refusals_are_remembered_and_no_more(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explaining, "MOST_FAULTS", 2)
+    names = [refused(gateway) for _ in range(3)]
+    assert [timeline(gateway, name).status_code for name in names] == [404, 200, 200]
+
+
+def test_a_story_is_told_where_parts_know_one(gateway: Gateway) -> None:
+    gateway.owner.steps = (Overloaded("the queue is full", 2.0),)
+    name = ask(gateway).headers["x-request-id"]
+    assert timeline(gateway, name).json()["outcome"] == "ended after 1.00 s"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from dataclasses import replace
 from html import unescape
 
 import pytest
@@ -13,7 +15,7 @@ from alignedserve.gateway.access.keys import KeyEntry, KeyRing, hash_key
 from alignedserve.gateway.openapi import document
 from alignedserve.gateway.pages import docs_page
 from alignedserve.text.text_model import TextModel
-from tests.gateway.conftest import MODEL, FakeOwner, Gateway
+from tests.gateway.conftest import MODEL, Connection, FakeOwner, Gateway
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
@@ -38,11 +40,66 @@ def test_a_browser_gets_a_page(gateway: Gateway) -> None:
     assert 'href="dashboard"' in answer.text
 
 
+def test_without_a_chat_template_its_page_completes_texts(text: TextModel) -> None:
+    for template, completes in ((text.template, False), (None, True)):
+        page = Gateway(replace(text, template=template), FakeOwner()).get("/", headers=BROWSER).text
+        assert ("goes on with your text" in page, '<section id="talk" aria-label="Chat" data-completes>' in page) == (
+            completes,
+            completes,
+        )
+
+
 def test_a_browser_s_page_is_compiled_once(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling takes milliseconds of the event loop, and the page needs no key."""
     page = gateway.get("/", headers=BROWSER).text
     monkeypatch.setattr(Environment, "compile", None)
     assert gateway.get("/", headers=BROWSER).text == page
+
+
+def test_a_page_is_packed_once_and_sent_plain_only_where_that_is_asked(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 3,500 connections that read nothing each held 87 kB of it, without a key."""
+    plain = gateway.get("/docs", headers={"Accept-Encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    monkeypatch.setattr("alignedserve.gateway.pages.gzip.compress", None)
+    packed = gateway.get("/docs", headers={"Accept-Encoding": "br, gzip"})
+    assert (packed.headers["content-encoding"], packed.text) == ("gzip", plain.text)
+    assert int(packed.headers["content-length"]) < 16 << 10
+    assert int(plain.headers["content-length"]) == len(plain.content)
+
+
+def test_plain_pages_that_nobody_reads_are_few_and_held_in_pieces(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alignedserve.gateway.pages.MOST_PLAIN", 2)
+
+    def look(**headers: str) -> Connection:
+        client = Connection("/docs", b"")
+        client.scope |= {"method": "GET", "headers": [(b"accept-encoding", headers["takes"].encode())]}
+        return client
+
+    async def check() -> None:
+        stuck = [look(takes="identity") for _ in range(2)]
+        for client in stuck:
+            client.reads.clear()
+        looking = [asyncio.create_task(gateway.app(it.scope, it.receive, it.send)) for it in stuck]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        others = [look(takes=encoding) for encoding in ("identity", "gzip")]
+        for client in others:
+            await gateway.app(client.scope, client.receive, client.send)
+        assert [client.sent[0]["status"] for client in others] == [503, 200]
+        for client in stuck:
+            client.reads.set()
+        await asyncio.gather(*looking)
+        for client in stuck:
+            pieces = [message["body"] for message in client.sent[1:]]
+            assert (max(map(len, pieces)), sum(map(len, pieces)) > 80_000) == (16 << 10, True)
+        await gateway.app((again := look(takes="identity")).scope, again.receive, again.send)
+        assert again.sent[0]["status"] == 200
+
+    asyncio.run(check())
 
 
 def test_with_keys_it_needs_none_and_names_no_model(text: TextModel) -> None:
@@ -62,7 +119,7 @@ def test_the_docs_name_every_route_and_every_field(gateway: Gateway) -> None:
     for field in described["components"]["schemas"]["ChatRequest"]["properties"]:
         assert f"<code>{field}</code>" in page
     needed = "<code>{}</code></td><td>(?:(?!</tr>).)*required</td></tr>"
-    assert [bool(re.search(needed.format(field), page)) for field in ("messages", "stop")] == [True, False]
+    assert [bool(re.search(needed.format(field), page)) for field in ("messages", "temperature")] == [True, False]
     anchors = set(re.findall(r'id="(\w+)"', page))
     assert set(re.findall(r'href="#(\w+)"', page)) <= anchors
 

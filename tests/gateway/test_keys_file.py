@@ -11,6 +11,7 @@ from alignedserve.cli import main as cli
 from alignedserve.errors import ConfigError
 from alignedserve.gateway.access.keys import (
     ANONYMOUS,
+    GONE_LOOKS,
     MOST_OPEN,
     USUAL_SCOPES,
     KeysFile,
@@ -60,6 +61,26 @@ def test_a_file_that_has_changed_counts_from_then_on(tmp_path: Path, capsys: pyt
     cat = made(capsys, "cat", "--file", str(path))
     assert ring.caller(cat) is None
     assert file.read().caller(cat) is not None
+
+
+def test_the_keys_of_a_file_that_was_deleted_end_and_those_of_one_that_is_replaced_do_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "keys.yaml"
+    ann = made(capsys, "ann", "--file", str(path))
+    whole, file = path.read_text(), KeysFile(hash_key("of the setting"), str(path))
+    for num_looks in (GONE_LOOKS - 1, GONE_LOOKS):
+        path.unlink()
+        for _ in range(GONE_LOOKS - 1):
+            with pytest.raises(ConfigError):
+                file.read()
+        assert file.ring.caller(ann) is not None
+        if num_looks == GONE_LOOKS:
+            file.read()
+            assert (file.ring.caller(ann), file.ring.caller(None)) == (None, None)
+            assert file.ring.caller("of the setting") is not None
+        path.write_text(whole)
+        assert file.read().caller(ann) is not None
 
 
 @pytest.mark.parametrize("text", ["keys: {}", "no yaml: [", None])

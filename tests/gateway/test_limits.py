@@ -22,19 +22,23 @@ from alignedserve.core import Request, Sampling
 from alignedserve.gateway.access.keys import ANONYMOUS, Caller, KeyEntry, KeyRing, Limits, hash_key
 from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger
 from alignedserve.gateway.http.limits import (
+    BYTES_AT_ONCE,
+    BYTES_PER_S,
     CONVERTED_TOKENS,
+    LEAST_PIECE,
     LUMP,
     REFUSALS_AT_ONCE,
     REFUSALS_PER_S,
     TRIAL_S,
     USUAL_TOKENS,
+    BytePace,
     RefusalPace,
     Tab,
     format_time,
 )
 from alignedserve.gateway.openai.errors import ApiError
 from alignedserve.owner.client import Overloaded
-from alignedserve.text.syntax_trial import SyntaxTrial
+from alignedserve.text.syntax_trial import SyntaxTrial, Tried
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
 from tests.gateway.test_vectors import EMBEDS, VectorOwner
@@ -448,6 +452,17 @@ class TestOverHttp:
         assert left("slow") == (400, 0), "a minute's worth at most"
         assert self.complete(gateway).status_code == 429
 
+    def test_a_trial_tells_no_key_what_another_has_had_tried(
+        self, text: TextModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        trials = list[str]()
+        monkeypatch.setattr(SyntaxTrial, "_try", lambda _, syntax: (trials.append(syntax), (None, 0.3))[1])
+        trial, of_ann, of_bob = SyntaxTrial(text.trial.folder), Tried("ann"), Tried("bob")
+        for tried in (of_ann, of_ann, of_bob, of_bob):
+            assert trial.find_fault("start: /a/", tried) is None
+        assert of_ann.cpu_s == of_bob.cpu_s == [0.3]
+        assert len(trials) == 2
+
     def test_a_trial_costs_the_time_that_it_takes(self, text: TextModel) -> None:
         gateway = self.gateway(text, FakeOwner((5,), (2,)), tokens_per_minute=10**6)
         left = [10**6]
@@ -610,6 +625,15 @@ class TestRefusals:
         now[0] += longest
         assert longest < 10
         assert pace.wait_s("ann") <= 1 / REFUSALS_PER_S
+
+    def test_bytes_of_files_have_a_pace_by_key(self) -> None:
+        now = [100.0]
+        pace = BytePace(lambda: now[0])
+        assert sum(pace.wait_s("ann", LEAST_PIECE) for _ in range(BYTES_AT_ONCE // LEAST_PIECE)) == pytest.approx(0)
+        assert pace.wait_s("ann", BYTES_PER_S) == pytest.approx(1)
+        assert pace.wait_s("bob", LEAST_PIECE) == 0
+        now[0] += 1.0
+        assert pace.wait_s("ann", BYTES_PER_S / 2) == pytest.approx(0.5)
 
     def test_a_full_deployment_refuses_at_once(self, text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
         """A load balancer asks another one then: only a caller that is over its own limit waits for its refusal."""

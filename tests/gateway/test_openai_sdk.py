@@ -110,7 +110,11 @@ def test_it_lists_models(gateway: Gateway) -> None:
     ("changes", "error", "code"),
     [
         ({"model": "other"}, openai.NotFoundError, "model_not_found"),
-        ({"max_tokens": 100_000}, openai.BadRequestError, "context_length_exceeded"),
+        (
+            {"messages": [{"role": "user", "content": "7" * 1000}]},
+            openai.BadRequestError,
+            "context_length_exceeded",
+        ),
         ({"temperature": 3}, openai.BadRequestError, "invalid_value"),
         ({"top_logprobs": 2}, openai.BadRequestError, "invalid_value"),
         ({"audio": {"voice": "x", "format": "mp3"}}, openai.BadRequestError, "unsupported_parameter"),

@@ -74,7 +74,11 @@ def test_a_server_with_keys_has_any_name(text: TextModel) -> None:
     "headers",
     [
         {"Origin": PAGE, "Sec-Fetch-Site": "cross-site"},
-        {"Origin": "http://localhost:3000", "Sec-Fetch-Site": "same-site"},
+        {"Origin": "http://localhost.page.example:3000", "Sec-Fetch-Site": "cross-site"},
+        {"Origin": "http://127.0.0.1.page.example", "Sec-Fetch-Site": "cross-site"},
+        {"Origin": "http://app.localhost:3000", "Sec-Fetch-Site": "same-site"},
+        {"Origin": "http://10.0.0.2:3000", "Sec-Fetch-Site": "cross-site"},
+        {"Origin": "ftp://localhost:3000"},
         {"Origin": PAGE},
         {"Origin": "null"},
         {"Origin": "http://["},
@@ -87,6 +91,52 @@ def test_a_page_of_another_origin_has_nothing_done(text: TextModel, headers: dic
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_origin")
     assert asked.owner.opened == []
     assert "access-control-allow-origin" not in answer.headers
+
+
+LOCAL = ("http://localhost:3000", "https://localhost", "http://127.0.0.1:5173", "http://[::1]:80")
+ASKING = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+
+
+@pytest.mark.parametrize("origin", LOCAL)
+def test_pages_of_this_machine_may_come(text: TextModel, origin: str) -> None:
+    """Who serves such a page runs a program here, which reaches the server anyway."""
+    asked = gateway(text)
+    allowed = asked.ask("OPTIONS", CHAT, headers={"Origin": origin, **ASKING})
+    assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, origin)
+    headers = {"Origin": origin, "Sec-Fetch-Site": "same-site"}
+    answer = asked.ask("POST", "/v1/completions", json=COMPLETION, headers=headers)
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
+    assert "access-control-allow-credentials" not in answer.headers, "what a browser keeps of a user stays unsaid"
+    rebound = asked.ask("POST", "/v1/completions", json=COMPLETION, headers={**headers, "Host": "page.example"})
+    assert rebound.status_code == 421
+
+
+@pytest.mark.parametrize("settings", [{"is_exposed": True}, {"cors_origins": (PAGE,)}, {"cors_origins": ("none",)}])
+def test_they_may_not_where_others_reach_it_or_pages_are_named(text: TextModel, settings: dict[str, Any]) -> None:
+    asked = gateway(text, **settings)
+    for origin in LOCAL:
+        assert post_from(asked, Origin=origin, **{"Sec-Fetch-Site": "same-site"}) == 403
+        assert asked.ask("OPTIONS", CHAT, headers={"Origin": origin, **ASKING}).status_code == 405
+    assert ask_as(asked, "") == 421
+
+
+def test_a_page_with_a_key_may_come_from_this_machine_too(text: TextModel) -> None:
+    with_keys = gateway(text, keys=KEYS)
+    asks = {"Origin": LOCAL[0], **ASKING}
+    assert with_keys.ask("OPTIONS", CHAT, headers=asks).status_code == 200, "browsers ask without the key"
+    assert post_from(with_keys, Origin=LOCAL[0], Authorization="Bearer key") == 200
+    assert post_from(with_keys, Origin=LOCAL[0]) == 401
+
+
+@pytest.mark.parametrize("settings", [{}, {"keys": KEYS}, {"is_exposed": True}])
+def test_a_page_that_asks_in_vain_is_told_the_flag(text: TextModel, settings: dict[str, Any]) -> None:
+    answer = gateway(text, **settings).ask("OPTIONS", CHAT, headers={"Origin": PAGE, **ASKING})
+    message = answer.json()["error"]["message"]
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert message == f"{CHAT} does not take OPTIONS: start the server with --cors-origins {PAGE} for this page"
+    assert not any(name.startswith("access-control") for name in answer.headers)
+    plain = gateway(text, **settings).ask("OPTIONS", CHAT)
+    assert (plain.status_code, plain.json()["error"]["message"]) == (405, f"{CHAT} does not take OPTIONS")
 
 
 def test_a_form_of_another_origin_stores_no_file(text: TextModel) -> None:

@@ -304,6 +304,7 @@ def test_a_model_without_a_template_still_completes(copy: Path) -> None:
         ("tokenizer_config.json", '{"additional_special_tokens": 7}', "special tokens must be a list"),
         ("tokenizer_config.json", '{"chat_template": 1}', "chat_template must be a text"),
         ("chat_template.jinja", "{% if %}", "the chat template cannot be read"),
+        ("chat_template.jinja", "{{" + "(" * 50_000, "the chat template cannot be read"),
     ],
 )
 def test_a_broken_folder_is_named_in_one_line(copy: Path, file: str, content: str | None, message: str) -> None:
@@ -315,6 +316,15 @@ def test_a_broken_folder_is_named_in_one_line(copy: Path, file: str, content: st
         TextModel.load(copy)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_template_that_does_not_end_is_refused_at_the_start(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loops = "{% for a in range(99999) %}{% for b in range(30) %}{% endfor %}{% endfor %}"
+    (copy / "chat_template.jinja").write_text(loops)
+    TextModel.load(copy)
+    monkeypatch.setattr("alignedserve.text.chat_template.MOST_RENDER_S", 0.01)
+    with pytest.raises(ModelError, match=r"takes more than 0\.01 s for a short chat"):
+        TextModel.load(copy)
 
 
 def test_what_is_no_folder_is_named(tmp_path: Path) -> None:

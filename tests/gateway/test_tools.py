@@ -6,6 +6,9 @@ import asyncio
 import json
 import re
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from alignedserve.gateway.access.keys import ANONYMOUS
 from alignedserve.jobs.answering import Answering, LineRequest
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.store.job import Endpoint
+from alignedserve.text.call_grammar import can_write
+from alignedserve.text.calls.formats import FORMATS, CallFormat
 from alignedserve.text.calls.formats import HERMES as HERMES_FORMAT
 from alignedserve.text.chat_template import Rendering
 from alignedserve.text.syntax import Syntaxes
@@ -90,18 +95,7 @@ def special(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel
 @pytest.fixture(scope="module")
 def qwen(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
     """Return a model whose markers are tokens, but not special ones, as Qwen2.5's and Qwen3's are."""
-    copy = tmp_path_factory.mktemp("qwen") / "model"
-    model_with(folder, HERMES, copy)
-    described = json.loads((copy / "tokenizer.json").read_text())
-    usual = {**described["added_tokens"][0], "special": False}
-    first = len(described["model"]["vocab"])
-    described["added_tokens"] += [
-        {**usual, "id": first + place, "content": marker} for place, marker in enumerate(HERMES_FORMAT.markers)
-    ]
-    (copy / "tokenizer.json").write_text(json.dumps(described))
-    text = TextModel.load(copy)
-    assert [len(text.answer_ids(marker)) for marker in HERMES_FORMAT.markers] == [1, 1]
-    return text
+    return model_with_tokens(folder, tmp_path_factory.mktemp("qwen") / "model", HERMES_FORMAT.markers, "tokens")
 
 
 @pytest.fixture(scope="module")
@@ -231,9 +225,12 @@ ROM: tuple[str, dict[str, Any]] = ("weather", {"city": "Rom"})
 NOW: tuple[str, dict[str, Any]] = ("time", {})
 
 
+_syntaxes = cache(Syntaxes)  # each reads its tokenizer
+
+
 def follows(gateway: Gateway, written: str) -> bool:
     """Return whether an output may be this text, by the syntax of the request that was opened last."""
-    matcher = Syntaxes(gateway.text.trial.folder).matcher(gateway.owner.opened[-1].sampling.syntax)
+    matcher = _syntaxes(gateway.text.trial.folder).matcher(gateway.owner.opened[-1].sampling.syntax)
     ids = list(ids_of(gateway.text, written))
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
@@ -260,6 +257,44 @@ def test_a_call_may_be_demanded_of_any_model(any_model: TextModel, choice: Any) 
     assert not any(follows(gateway, text) for text in broken)
 
 
+@pytest.fixture(scope="module", params=["special tokens", "tokens", "text"])
+def families(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    """Return a model with the markers of all formats, which published tokenizers have as special tokens (Mistral,
+    gpt-oss), as other tokens (Qwen, GLM, DeepSeek), or as no tokens."""
+    markers = [marker for form in FORMATS for marker in form.markers if re.fullmatch(r"<.*>|\[.*\]", marker)]
+    return model_with_tokens(folder, tmp_path_factory.mktemp("families") / "model", markers, request.param)
+
+
+def model_with_tokens(folder: Path, copy: Path, markers: Sequence[str], kind: str) -> TextModel:
+    model_with(folder, HERMES, copy)
+    described = json.loads((copy / "tokenizer.json").read_text())
+    usual, vocabulary = described["added_tokens"][0], described["model"]["vocab"]
+    new = [marker for marker in dict.fromkeys(markers) if marker not in vocabulary and kind != "text"]
+    for id, marker in enumerate(new, len(vocabulary)):
+        added = {"id": id, "content": marker, "special": kind == "special tokens"}
+        described["added_tokens"].append({**usual, **added})
+    (copy / "tokenizer.json").write_text(json.dumps(described))
+    text = TextModel.load(copy)
+    assert kind == "text" or all(len(text.answer_ids(marker)) == 1 for marker in markers)
+    return text
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: f"{form.name}-{type(form.layout).__name__}")
+def test_a_call_may_be_demanded_in_every_format(families: TextModel, form: CallFormat) -> None:
+    model = replace(families, call_format=form)
+    functions = {"weather": PARAMETERS, "time": {"type": "object", "properties": {}, "additionalProperties": False}}
+    written = (form if can_write(form, functions) else HERMES_FORMAT).write
+    for parallel, said, heard in ((None, [ROM, NOW], [ROM]), (True, [ROM, NOW, ROM, NOW], [ROM, NOW])):
+        gateway = saying(model, written(said))
+        answer = gateway.chat(**TOOLS, tool_choice="required", parallel_tool_calls=parallel)
+        called, finish = _calls_of(answer, is_streamed=False)
+        assert ([(name, json.loads(arguments)) for name, arguments in called], finish) == (heard, "tool_calls")
+        assert answer.json()["choices"][0]["message"]["content"] is None
+        assert follows(gateway, written([ROM]))
+        assert follows(gateway, written([ROM, NOW, ROM])) is (parallel is True)
+        assert not any(follows(gateway, text) for text in (written([("odd", {})]), "Let me see.", '{"city": "Rom"}'))
+
+
 def test_demanded_calls_end(any_model: TextModel) -> None:
     """A weak model goes on calling until its tokens are used up."""
     cities = [("weather", {"city": f"City {number}"}) for number in range(20)]
@@ -273,6 +308,17 @@ def test_demanded_calls_end(any_model: TextModel) -> None:
             called, finish = _calls_of(answer, is_streamed)
             assert (called, finish) == ([(name, json.dumps(arguments)) for name, arguments in heard], "tool_calls")
             assert owner.cancelled, "with the last call the answer ends"
+
+
+def test_calls_by_choice_end_too(any_model: TextModel) -> None:
+    """A weak model repeats its call, and an agent would do the same thing again and again."""
+    several: list[tuple[str, Any]] = [("weather", {"city": f"City {number}"}) for number in range(130)]
+    for written, heard in (([ROM, NOW, ROM, NOW], [ROM, NOW]), (several, several[:128])):
+        owner = FakeOwner(*((token,) for token in ids_of(any_model, any_model.call_format.write(written))))
+        answer = Gateway(any_model, owner, max_model_len=1 << 14).chat(**TOOLS, max_tokens=1 << 13)
+        called, finish = _calls_of(answer, is_streamed=False)
+        assert ([(name, json.loads(arguments)) for name, arguments in called], finish) == (heard, "tool_calls")
+        assert owner.cancelled
 
 
 def _calls_of(answer: Any, is_streamed: bool) -> tuple[list[tuple[str, str]], str]:
@@ -522,6 +568,21 @@ def test_otherwise_it_cannot(hermes: TextModel, fields: dict[str, Any]) -> None:
     assert saying(hermes, "x").chat(**fields).json()["error"]["param"] == "continue_final_message"
 
 
+@pytest.mark.parametrize("content", ["", " \n"])
+def test_an_empty_last_message_cannot_be_gone_on_with(hermes: TextModel, content: str) -> None:
+    """It was a 500 with a stack in the log, and so were the routes of Anthropic, which need no flag."""
+    gateway = saying(hermes, "x")
+    begun = {"messages": [USER, {"role": "assistant", "content": content}]}
+    asked = {**begun, "continue_final_message": True, "add_generation_prompt": False}
+    for answer in (
+        gateway.chat(**asked),
+        gateway.ask("POST", "/v1/messages", json={"model": MODEL, "max_tokens": 4, **begun}),
+        gateway.ask("POST", "/v1/messages/count_tokens", json={"model": MODEL, **begun}),
+    ):
+        assert answer.status_code == 400, answer.text
+        assert "empty" in answer.json()["error"]["message"]
+
+
 def test_a_template_is_given_what_it_knows(folder: Path, tmp_path: Path) -> None:
     text = model_with(folder, "{{ mood }}{{ deep.a[0] }}{{ messages[0].content }}", tmp_path / "model")
     gateway = saying(text, "x")
@@ -529,8 +590,21 @@ def test_a_template_is_given_what_it_knows(folder: Path, tmp_path: Path) -> None
     assert gateway.chat(chat_template_kwargs=kwargs).status_code == 200
     assert prompt_of(gateway) == "gay <|end|><|end|>Hi"
     assert text.eos_ids[0] not in gateway.owner.opened[0].prompt
-    refused = gateway.chat(chat_template_kwargs={"odd": 1})
-    assert (refused.status_code, "has no variable named odd" in refused.json()["error"]["message"]) == (400, True)
+
+
+def test_variables_that_a_template_does_not_read_are_left_out(text: TextModel) -> None:
+    gateway = saying(text, "x")
+    answer = gateway.chat(chat_template_kwargs={"enable_thinking": False, "add_generation_prompt": True})
+    assert answer.headers["x-ignored-fields"] == "chat_template_kwargs.enable_thinking"
+    many = {f"v{number}": 1 for number in range(2000)} | {"a\r\nset-cookie: b": 1}
+    names = [gateway.chat(chat_template_kwargs=given) for given in (many, {"ü,\r": 1})]
+    assert [len(answer.headers["x-ignored-fields"].split(", ")) for answer in names] == [16, 1]
+    assert names[1].headers["x-ignored-fields"] == "chat_template_kwargs"
+    gateway.chat()
+    assert len({request.prompt for request in gateway.owner.opened}) == 1
+    body = {"messages": [USER], "chat_template_kwargs": {"odd": 1}}
+    answer = gateway.ask("POST", "/tokenize", json=body)
+    assert answer.headers["x-ignored-fields"] == "chat_template_kwargs.odd"
 
 
 def test_a_prompt_may_be_cut_to_its_end(text: TextModel) -> None:

@@ -111,10 +111,10 @@ def test_a_callers_slow_grammars_are_tried_one_at_a_time(text: TextModel, monkey
             held.hold("bob" if "bob" in syntax else "ann")
         return None, 0.0
 
-    def noted(self: SyntaxTrial, syntax: str, on_trial: Any) -> str | None:
+    def noted(self: SyntaxTrial, syntax: str, tried: Any) -> str | None:
         if "bob" in syntax:
             bob_waits.set()
-        return find(self, syntax, on_trial)
+        return find(self, syntax, tried)
 
     monkeypatch.setattr(SyntaxTrial, "_try", held_back)
     monkeypatch.setattr(SyntaxTrial, "find_fault", noted)

@@ -68,6 +68,15 @@ def test_a_line_is_as_long_as_its_client_says_or_as_those_before_it(text: TextMo
     assert estimate(said, known) == estimate(said, None) != known
 
 
+def test_a_line_that_asks_for_more_than_is_left_gets_what_is_left(text: TextModel) -> None:
+    owner = FakeOwner((5,) * MOST)
+    body = {"model": MODEL, "prompt": [5] * 6, "max_tokens": 32_000}
+    line = LineRequest("line", Endpoint.COMPLETIONS, body, 60.0, None, ANONYMOUS)
+    answer = asyncio.run(Answering(owner, text, (MODEL,), MOST, RequestMetrics()).answer(line, lambda: None))
+    assert owner.opened[0].max_tokens == MOST - 6
+    assert "the prompt has 6, the output the rest" in next(answer["choices"])["finish_message"]
+
+
 def test_a_line_costs_its_key_tokens(text: TextModel) -> None:
     """A key with 90 tokens a minute: a line of 3 and at most 80 runs, the next of these must wait, and after the first
     has ended with 1 token the rest is there again. A line of 100 never runs."""

@@ -150,10 +150,12 @@ def test_what_cannot_run_is_refused_at_once_or_fails(text: TextModel, config: Co
     async def check() -> None:
         async with service.client() as client, service.running():
             asked = {"model": MODEL, "input": "Hi", "background": True}
-            for fields, param in (({"max_output_tokens": 10_000}, "max_output_tokens"), ({"store": False}, "store")):
+            for fields, param in (({"input": "Hi " * 1000}, "input"), ({"store": False}, "store")):
                 refused = await client.post(PATH, json={**asked, **fields})
                 assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
-            failed = await over(client, (await begin(client))["id"])
+            cut = await client.post(PATH, json={**asked, "max_output_tokens": 10_000})
+            assert 0 < int(cut.headers["x-max-tokens"]) < 10_000
+            failed = await over(client, cut.json()["id"])
             assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
             assert "nothing came of it" in failed["error"]["message"]
             service.runner_away_s = RUNNER_PATIENCE_S + 1

@@ -22,7 +22,7 @@ def lines_of(name: str) -> list[dict[str, Any]]:
 
 
 def test_the_batch_is_a_valid_file_for_the_model() -> None:
-    rules = LineRules(Endpoint.CHAT, (MODEL,), most_lines=100, most_bytes=10_000)
+    rules = LineRules(Endpoint.CHAT, lambda model: model == MODEL, most_lines=100, most_bytes=10_000)
     with (EXAMPLES / "extraction_batch.jsonl").open("rb") as file:
         assert check_file(file, rules) == (len(lines_of("documents.jsonl")), MODEL, ())
 

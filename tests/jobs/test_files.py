@@ -19,6 +19,7 @@ import pytest
 from alignedserve.config.config import Config
 from alignedserve.errors import StoreError, StoreFull
 from alignedserve.gateway.files import file_object
+from alignedserve.gateway.http.limits import BytePace
 from alignedserve.store.job import Job
 from alignedserve.store.storage import LazyStorage, open_storage
 from alignedserve.store.store import Holder, Listing, ListPage, Purpose, StoredFile
@@ -210,6 +211,36 @@ def test_uploads_are_checked_as_they_come_and_leave_nothing_where_they_fail(
             assert (await client.post("/v1/files", json={})).status_code == 400
             storage = await service.storage()
             assert list(await asyncio.to_thread(storage.blobs.sizes)) == [file["id"]]
+
+    service.run(check)
+
+
+@sqlite_only
+def test_the_head_of_a_file_reads_none_of_it_and_contents_have_a_pace(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen clients that asked for heads had 2 GB read in a second."""
+    moved = list[int]()
+
+    async def take(_: BytePace, __: str, num_bytes: int) -> None:
+        moved.append(num_bytes)
+
+    async def check() -> None:
+        async with service.client() as client:
+            path = f"/v1/files/{(await upload(client, b'x' * 1_000_000)).json()['id']}/content"
+            storage = await service.storage()
+            monkeypatch.setattr(BytePace, "take", take)
+            with monkeypatch.context() as patched:
+                patched.setattr(storage.blobs, "open", None)
+                head = await client.head(path)
+            assert (head.status_code, head.headers["content-length"], head.content) == (200, "1000000", b"")
+            assert (await client.head("/v1/files/file-none/content")).status_code == 404
+            assert not moved
+            whole = await client.get(path)
+            assert {**head.headers, "x-request-id": 0} | {"request-id": 0} == {**whole.headers, "x-request-id": 0} | {
+                "request-id": 0
+            }
+            assert (len(whole.content), sum(moved)) == (1_000_000, 1_000_000)
 
     service.run(check)
 

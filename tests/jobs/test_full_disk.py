@@ -37,7 +37,7 @@ def test_an_upload_that_finds_no_room_is_refused_and_leaves_nothing(service: Ser
                 disk.fill(but=1_000_000)
                 refused = await upload(client, b"x" * size)
                 assert (refused.status_code, refused.json()["error"]["code"]) == (507, "insufficient_storage")
-                assert "no space is left" in refused.json()["error"]["message"]
+                assert refused.json()["error"]["message"] == "the store has no space left", "no path of the server"
                 disk.make_room()
                 assert list(await asyncio.to_thread(storage.blobs.sizes)) == [kept["id"]]
             assert [listed["id"] for listed in (await client.get("/v1/files")).json()["data"]] == [kept["id"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partialmethod
 from typing import Any
 
@@ -157,6 +158,36 @@ def test_the_batches_of_a_revoked_key_end_with_what_is_done(
                 assert (error["custom_id"], error["error"]["code"]) == ("left", "key_revoked")
                 assert (await ended(bob, others["id"]))["request_counts"]["completed"] == 2
             assert len(owner.opened) == num_opened + 1, "no line of the revoked key has run"
+
+    service.run(check)
+
+
+def test_a_batch_whose_results_use_up_the_quota_ends_with_what_is_done(
+    text: TextModel, hello: tuple[int, ...], config: Config
+) -> None:
+    """Results counted for nothing: a batch wrote 346 times its input."""
+    owner = Held(text, hello)
+    service = Service(text, owner, replace(config, jobs=replace(config.jobs, quota_mb=1)))
+
+    async def check() -> None:
+        async with service.client() as client, service.client("bob") as bob:
+            lines = b"\n".join([line("done"), line("left", "held")])
+            filler = 1_000_000 - 2 * len(lines)
+            assert (await upload(client, b"x" * filler)).status_code == 200
+            for each in (client, bob):
+                batch = await submit(each, lines)
+                async with service.running():
+                    await until(each, batch["id"], lambda state: state["request_counts"]["completed"] == 1)
+                    assert (await upload(each, b"x" * len(lines))).status_code == (413 if each is client else 200)
+                    if each is bob:
+                        owner.go_on.set()
+                    batch = await ended(each, batch["id"])
+                assert batch["status"] == ("cancelled" if each is client else "completed")
+                if each is client:
+                    assert [problem["code"] for problem in batch["errors"]["data"]] == ["quota_exceeded"]
+                    assert [row["custom_id"] for row in await rows(each, batch["output_file_id"])] == ["done"]
+                    (error,) = await rows(each, batch["error_file_id"])
+                    assert (error["custom_id"], error["error"]["code"]) == ("left", "quota_exceeded")
 
     service.run(check)
 

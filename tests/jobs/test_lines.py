@@ -26,7 +26,7 @@ from alignedserve.jobs.lines import (
 )
 from alignedserve.store.job import Endpoint, Job, LineCounts
 
-RULES = LineRules(Endpoint.CHAT, ("demo",), most_lines=100, most_bytes=1_000)
+RULES = LineRules(Endpoint.CHAT, lambda model: model == "demo", most_lines=100, most_bytes=1_000)
 
 
 def line(custom_id: Any = "a", **fields: Any) -> bytes:
@@ -105,7 +105,7 @@ def test_a_line_may_be_as_long_as_is_allowed() -> None:
 
 
 def test_no_more_problems_are_told_than_a_person_would_read() -> None:
-    rules = LineRules(Endpoint.CHAT, ("demo",), 10_000, 1_000)
+    rules = LineRules(Endpoint.CHAT, lambda model: model == "demo", 10_000, 1_000)
     assert len(checked(*[b"{"] * 1_000, rules=rules)[2]) == MOST_PROBLEMS
 
 
@@ -182,7 +182,7 @@ def test_a_batch_says_how_much_of_its_output_was_reasoning() -> None:
 
 @pytest.mark.parametrize(("per_line", "is_kept"), [(25_000, True), (25_001, False)])
 def test_a_batch_has_so_many_inputs(per_line: int, is_kept: bool) -> None:
-    rules = LineRules(Endpoint.EMBEDDINGS, ("demo",), 100, 1_000_000)
+    rules = LineRules(Endpoint.EMBEDDINGS, lambda model: model == "demo", 100, 1_000_000)
     body = {"model": "demo", "input": ["a"] * per_line}
     line: dict[str, Any] = {"method": "POST", "url": "/v1/embeddings", "body": body}
     made = [{"custom_id": str(at), **line} for at in range(2)]

@@ -12,10 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from alignedserve import fallbacks
 from alignedserve.kernels import build
 from alignedserve.kernels.build import LIBRARY, ONCE, SOURCES, X86, NoCompiler, find_compiler, sources, used_here
-from alignedserve.kernels.library import Library, NoLibrary, usable_sets
+from alignedserve.kernels.dispatch import dispatcher
+from alignedserve.kernels.library import Library, NoLibrary, lacked_set, usable_sets
 
 built = pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
 
@@ -55,6 +58,19 @@ def test_an_instruction_set_or_a_kernel_that_is_not_there() -> None:
         Library().kernel("make_tea")
 
 
+def _library_of(tmp_path: Path, *sets: str) -> Path:
+    """Build a library that has these instruction sets, and no kernels."""
+    if not shutil.which("g++"):
+        pytest.skip("needs g++")
+    (tmp_path / "built_for.h").write_text("".join(f"BUILT_FOR({isa})\n" for isa in sets))
+    (tmp_path / "built_from.h").write_text(f'#define BUILT_FROM "{sources()}"\n')
+    kernels = "".join(f"namespace {isa} {{ void* kernel(const char*) {{ return nullptr; }} }}\n" for isa in sets)
+    (tmp_path / "kernels.cpp").write_text(kernels)
+    library, compiled = tmp_path / "library.so", [str(SOURCES / ONCE), str(tmp_path / "kernels.cpp")]
+    subprocess.run(["g++", "-shared", "-fPIC", f"-I{tmp_path}", *compiled, "-o", str(library)], check=True)
+    return library
+
+
 # What /proc/cpuinfo calls each set beyond those before it. Not every system lets its processes use AMX.
 FLAGS = {
     "generic": set[str](),
@@ -69,18 +85,68 @@ def test_what_this_cpu_has_is_usable_and_nothing_else(tmp_path: Path) -> None:
     flags = set(Path("/proc/cpuinfo").read_text().split()) if Path("/proc/cpuinfo").exists() else set[str]()
     if "sse2" not in flags or not shutil.which("g++"):
         pytest.skip("needs an x86 CPU that Linux describes, and g++")
-    (tmp_path / "built_for.h").write_text("".join(f"BUILT_FOR({isa})\n" for isa in X86))
-    (tmp_path / "built_from.h").write_text('#define BUILT_FROM ""\n')
-    kernels = "".join(f"namespace {isa} {{ void* kernel(const char*) {{ return nullptr; }} }}\n" for isa in X86)
-    (tmp_path / "kernels.cpp").write_text(kernels)
-    library, sources = tmp_path / "library.so", [str(SOURCES / ONCE), str(tmp_path / "kernels.cpp")]
-    subprocess.run(["g++", "-shared", "-fPIC", f"-I{tmp_path}", *sources, "-o", str(library)], check=True)
+    library = _library_of(tmp_path, *X86)
     as_usable = ctypes.CDLL(str(library)).as_usable
     as_usable.restype = ctypes.c_char_p
     usable = as_usable().decode().split()
     has = list(itertools.takewhile(lambda isa: flags >= FLAGS[isa], FLAGS))
     assert [isa for isa in usable if isa != "amx"] == has
     assert "amx" not in usable or {"amx_tile", "amx_bf16"} <= flags
+
+
+@built
+def test_a_library_that_was_built_for_another_cpu_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs, on the least that all CPUs have: nobody would know why it is slow."""
+    best, library = usable_sets()[-1], _library_of(tmp_path, "generic")
+    if best == "generic":
+        pytest.skip("this CPU has nothing better")
+    assert lacked_set() is None
+    assert lacked_set(library) == best
+    monkeypatch.setattr(fallbacks, "_found", {})
+    monkeypatch.setattr(dispatcher, "lacked_set", lambda: lacked_set(library))
+    monkeypatch.setattr(dispatcher, "Library", lambda _: Library("generic"))
+    assert dispatcher.choose(torch.device("cpu"), torch.float32).kernels.name == "C++, generic"
+    (told,) = fallbacks.fallbacks()
+    assert (told.what, told.instead) == (f"C++ kernels for {best}", "those for generic take their place")
+    assert "built for another CPU: `python -m alignedserve.kernels.build` builds them for this one" in told.why
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a compiler that compiles nothing, on a CPU with AVX-512 and VNNI."""
+    has = "".join(f"echo '#define {macro} 1';" for macro in ("__AVX2__", "__AVX512BW__", "__AVX512VNNI__"))
+    script = f'case "$*" in *-dM*) {has} exit;; esac\nwhile [ "$1" != -o ]; do shift; done\n: > "$2"\n'
+    (tmp_path / "c++").write_text(f"#!/bin/sh\n{script}")
+    (tmp_path / "c++").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "c++"))
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="there is one set on this kind of machine")
+@pytest.mark.parametrize(
+    ("asked", "sets"),
+    [(None, "generic avx512vnni"), ("here", "generic avx512vnni"), ("all", " ".join(X86)), ("none", ""), ("amd", None)],
+)
+def test_installing_from_source_builds_what_this_cpu_runs(
+    asked: str | None, sets: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All kernels for all CPUs took more than ten minutes, without a word. Who makes a wheel for others says so."""
+    monkeypatch.delenv("CPU_KERNELS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("CPU_KERNELS", asked)
+    folders = ["--build-lib", str(tmp_path / "lib"), "--build-temp", str(tmp_path / "temp")]
+    command = [sys.executable, "setup.py", "build_ext", *folders]
+    done = subprocess.run(command, cwd=SOURCES.parents[1], capture_output=True, text=True, check=False)
+    library = tmp_path / "lib" / "alignedserve" / "kernels" / LIBRARY.name
+    if sets is None:
+        assert done.returncode == 1
+        assert "CPU_KERNELS is 'amd': set it to here, all or none" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    assert library.exists() == bool(sets)
+    if sets:
+        assert re.search(r"^C\+\+ kernels: (\d+) of \1 files compiled in \d+ s$", done.stdout, re.M)
+        assert f"for {sets}, with" in done.stdout
 
 
 def test_the_named_compiler_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from alignedserve.kernels.common.quantised import PackedWeight, QuantisedWeight, quantised, stacked
 from alignedserve.kernels.dispatch.dispatcher import Kernels
+from alignedserve.kernels.library import Library
 from tests.conftest import examples
-from tests.kernels.every import on_all_kernels, on_native_kernels
+from tests.kernels.every import native_sets, on_all_kernels, on_native_kernels
 from tests.kernels.samples import packed, strided, threads
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -138,6 +139,29 @@ def allowed(weight: QuantisedWeight, x: torch.Tensor, of_error: float = 1.0) -> 
     rounding = (most / 254).repeat_interleave(block, 1)[:, : weight.shape[1]] @ wide[:, columns].abs().T
     magnitude = (1 << weight.bits) * weight.scale.double().amax(1) * x.double().abs().sum(1, keepdim=True)
     return of_error * rounding + 1e-6 * magnitude + 1e-6
+
+
+@pytest.mark.parametrize("isa", native_sets())
+@settings(deadline=None, max_examples=examples(30))
+@given(seed=st.integers(0, 1 << 30), **WEIGHTS)
+def test_the_kernel_packs_as_torch_does(
+    isa: str,
+    out: int,
+    inputs: int,
+    bits: int,
+    group: int | None,
+    of_scales: torch.dtype,
+    zeros: bool,
+    mixed: bool,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = drawn(generator, out, inputs, bits, group or inputs, of_scales, zeros, mixed)
+    by_torch, by_kernel = (PackedWeight.from_weight(weight, library) for library in (None, Library(isa)))
+    assert torch.equal(by_kernel.memory, by_torch.memory)
+    assert torch.equal(by_kernel.scale, by_torch.scale)
+    assert torch.equal(by_kernel.rows(torch.arange(out)).zeros, by_torch.rows(torch.arange(out)).zeros)
+    assert torch.equal(by_torch.rows(torch.arange(out)).q, weight.q)
 
 
 @on_native_kernels

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 from typing import Any
 
@@ -57,3 +59,20 @@ def test_who_gives_up_is_counted(capsys: pytest.CaptureFixture[str], monkeypatch
     status, found, err = run(script, capsys, monkeypatch, "--people", "1")
     assert (status, found["answered"]["value"], found["told 429"]["value"]) == (1, 0, 3)
     assert "1 not answered: RateLimitError" in err
+
+
+def test_other_processes_compute_beside_and_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, start = list[subprocess.Popen[bytes]](), subprocess.Popen
+
+    def remembered(command: list[str], **kwargs: Any) -> subprocess.Popen[bytes]:
+        began.append(start(command, **kwargs))
+        return began[-1]
+
+    monkeypatch.setattr(crowd.subprocess, "Popen", remembered)
+    status, found, _ = run(Script(), capsys, monkeypatch, "--people", "1", "--busy", "2")
+    assert (status, found["answered"]["value"]) == (0, 1)
+    assert found["answered"]["name"] == "1 at once beside 2 busy processes, ours: answered"
+    assert len(began) == 2
+    assert {process.returncode for process in began} == {-signal.SIGKILL}

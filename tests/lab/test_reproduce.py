@@ -23,7 +23,7 @@ from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.reproduce import papers
 from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, Rival, X
-from alignedserve.lab.reproduce.page import FigureRun, document, page, picture, read_document, tables
+from alignedserve.lab.reproduce.page import FigureRun, document, page, picture, read_document, shown, tables
 from alignedserve.lab.reproduce.papers import PAPERS, chosen
 from alignedserve.lab.trials.building import settings_of
 from alignedserve.lab.trials.running import figures_of
@@ -95,6 +95,29 @@ def test_what_claims_compute_with() -> None:
     assert CELLS.less("a", "b") == pytest.approx(100 * (-2.0 + 0.2) / 2)
 
 
+@pytest.mark.parametrize(
+    ("text", "paper", "ours", "part"),
+    [
+        ("a ÷ b", 4.0, 2.0, 0.5),
+        ("a ÷ b", 0.25, 0.5, 0.5),
+        ("a ÷ b", 0.25, 4.0, -1.0),  # slower, where the paper is faster
+        ("a ÷ b", 1.5, 1.0, 0.0),
+        ("a below b, %", 40.0, 10.0, 0.25),
+        ("points that a adds", 4.0, -2.0, -0.5),
+    ],
+)
+def test_an_effect_counts_with_its_direction(text: str, paper: float, ours: float, part: float) -> None:
+    assert Claim(text, paper, lambda _cells: ours).shown(CELLS) == pytest.approx(part)
+
+
+def test_a_sentence_counts_effects_by_what_is_shown() -> None:
+    found = [(Claim("a ÷ b", 0.5, lambda _cells, ours=ours: ours), CELLS) for ours in (0.4, 0.6, 0.9, 1.0, 2.0, 0.0)]
+    found.append((Claim("a, mean, %", 2.0, lambda _cells: 2.0, is_effect=False), CELLS))
+    assert shown(found) == (
+        "Of 6 effects: 1 in full, 1 half or more, 1 less than half, 1 none, 1 the opposite, 1 not known."
+    )
+
+
 def test_a_highest_rate_lies_between_two_points() -> None:
     falling = Cells({("a", 1.0): [1.0], ("a", 2.0): [0.8], ("a", 3.0): [0.0]})
     assert falling.crossing("a", 0.9) == pytest.approx(1.5)
@@ -130,7 +153,7 @@ FIGURE = Figure(
     "for want of a better test.",
 )
 PAPER = Paper("small", "Small", (FIGURE,))
-RUN = FigureRun((0,), False, {("aligned", 50): [0.02], ("Theirs", 50): [0.01]})
+RUN = FigureRun((0,), False, {("aligned", 50): [0.02], ("Theirs", 50): [0.01]}, reproduce.size_of(FIGURE, False))
 RUNS = {("small", "1"): RUN}
 
 
@@ -146,14 +169,16 @@ def test_tables_say_what_the_paper_says_and_what_ran() -> None:
     assert "| requests in a second \\ time of a step, ms | Theirs | aligned |" in lines
     assert "| 50 | 10 | 20 |" in lines
     assert "| steps of aligned ÷ Theirs | 2 | 2 | 1 |" in lines
-    last = "Nothing is shown. `aligned` is behind the best by 100 % at 50: for want of a better test."
+    last = "Of 1 effect: 1 in full. Nothing is shown. "
+    last += "`aligned` is behind the best by 100 % at 50: for want of a better test."
     assert lines[-1] == last
 
 
 def test_the_page_shows_the_picture_and_how_to_make_it() -> None:
     text = page([PAPER], RUNS)
     assert "![Small, figure 1](reproductions/small-1.svg)" in text
-    assert "`alignedserve reproduce small --figure 1 --seeds 0`" in text
+    assert "`alignedserve reproduce small --figure 1 --seeds 0`: 1 seed, 4 requests, 256 seats" in text
+    assert "All papers: Of 1 effect: 1 in full." in text
 
 
 def test_numbers_are_read_again_as_they_were_written() -> None:

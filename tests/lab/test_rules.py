@@ -30,10 +30,13 @@ def test_each_rule_without_a_say_takes_what_the_rule_takes(tmp_path: Path) -> No
     chats |= {"ttft_s": 0.3, "tbt_s": 0.06}
     path = save_load(tmp_path / "load.yaml", 3, chats, {**DOCUMENTS, "prompt": "512-1024", "output": "4-16"})
     save_profile(tmp_path / "cpu.json", MACHINES["zen4"])
-    found = outcome(
-        tuple(RULES), SimulationTrial("aligned", path, "2xcolocated", 0, None, str(tmp_path / "cpu.json")), None
-    )
+    trial = SimulationTrial("aligned", path, "2xcolocated", 0, None, str(tmp_path / "cpu.json"))
+    found = outcome(tuple(RULES), trial, None)
     assert {"caution", "budget", "chats to come"} <= found.said
+    assert all(found.columns[name] for name in ("attained", "documents", "latency_ms", "first_p95_ms", "gap_p99_ms"))
+    alone = outcome((), trial, "caution")
+    assert not alone.said
+    assert alone.columns != found.columns
 
 
 def test_without_caution_a_step_fills_its_bound() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from alignedserve.config.config import Config
-from alignedserve.core import WORKERS
+from alignedserve.core import WORKERS, Role
 from alignedserve.launch.deployment import RunningDeployment
 from alignedserve.launch.host import Events, Host, PartBegan, PartTask
 from alignedserve.launch.orders import Reloading
@@ -22,11 +22,13 @@ NOWHERE = f"tcp://{LOOPBACK}:9"
 
 def specs_of(config: Config) -> list[PartSpec]:
     at, origin = ("local", "test", LOOPBACK, NOWHERE), ClockOrigin.read()
-    return [
+    specs = [
         PartSpec(role, f"{name}{rank_suffix(rank)}", *at, {}, origin, rank=rank)
         for role, name in parts_of(config)
         for rank in range(config.engine.tensor_parallel_size if role in WORKERS else 1)
     ]
+    beside = [] if config.embed is None else [(Role.ROUTER, "router-embed"), (Role.DECODE, "decode-embed")]
+    return [*specs, *(PartSpec(role, name, *at, {}, origin, of_embed=True) for role, name in beside)]
 
 
 class ScriptedEvents(Events):

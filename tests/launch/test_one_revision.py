@@ -34,4 +34,4 @@ def test_the_config_of_all_parts_names_the_commit_and_clients_do_not(
     config = load({"launcher": "ray", "ray.address": "auto", "model": model, "jobs.directory": str(tmp_path)}, {}, None)
     with pytest.raises(JoinedError):
         cluster.serve_on_cluster(config, MagicMock())
-    assert [(each.model, each.served_model_name) for each in joined] == [(given, name)]
+    assert [(each.model, each.model_names) for each in joined] == [(given, (name,))]

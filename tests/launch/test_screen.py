@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
 import queue
+import shutil
+from pathlib import Path
 
 import pytest
 
+from alignedserve.architectures.model_source import DEMO_FOLDER
+from alignedserve.config.choices import ModelNames
 from alignedserve.config.config import Config
 from alignedserve.config.sections import ServerConfig, SloConfig
 from alignedserve.launch import screen
@@ -85,3 +90,21 @@ def test_the_command_that_stops_it_names_another_port(port: int, command: str, m
     said = queue.Queue[str]()
     screen.announce_when_ready(Config(model="demo", server=ServerConfig(port=port)), said.put)
     assert said.get(timeout=30).splitlines()[-1] == f"stop: Ctrl-C, or {command}"
+
+
+def test_a_model_without_chat_template_is_tried_by_a_completion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in DEMO_FOLDER.iterdir():
+        if path.suffix == ".json":
+            shutil.copy(path, tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(screen, "_ready", lambda _: {})
+    said = queue.Queue[str]()
+    screen.announce_when_ready(Config(model=str(tmp_path), served_model_name=ModelNames(("base",))), said.put)
+    greeting = said.get(timeout=30)
+    assert "/v1/completions -H" in greeting
+    assert '"prompt": "' in greeting
+    assert "chat" not in greeting.replace("line: chats", "")

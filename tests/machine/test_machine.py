@@ -24,7 +24,9 @@ def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
     monkeypatch.setattr(machine, "_MEMINFO", meminfo)
     own = Path("/proc/self/cgroup")
-    monkeypatch.setattr(machine, "_text", lambda path: "4:memory:/c\n0::/a/b" if path == own else read(path))
+    monkeypatch.setattr(
+        machine, "_text", lambda path: "4:memory:/c\n3:cpuacct,cpu:/d\n0::/a/b" if path == own else read(path)
+    )
     return tmp_path
 
 
@@ -62,6 +64,25 @@ def test_the_tightest_group_says_what_is_available(groups: Path) -> None:
 def test_files_that_were_read_make_room_shared_memory_does_not(groups: Path) -> None:
     limit(groups / "a", 500, 450, anon=100, file=300, shmem=120)
     assert machine.memory() == machine.MachineMemory(1000 * MIB, 230 * MIB, 500 * MIB)
+
+
+def test_control_groups_of_version_1(groups: Path) -> None:
+    """Each controller has a tree of its own there, and without a limit a huge number. In a container the process's own
+    group may not be seen, but the tree begins at the container's."""
+    shared, own = groups / "memory", groups / "memory" / "c"
+    own.mkdir(parents=True)
+    (groups / "cpu").mkdir()
+    for group in (shared, own):
+        (group / "memory.limit_in_bytes").write_text(f"{(1 << 63) - 4096}\n")
+    assert machine.memory() == machine.MachineMemory(1000 * MIB, 800 * MIB, None)
+    (shared / "memory.limit_in_bytes").write_text(f"{600 * MIB}\n")
+    (shared / "memory.usage_in_bytes").write_text(f"{500 * MIB}\n")
+    (shared / "memory.stat").write_text(f"cache 0\ntotal_cache {200 * MIB}\ntotal_shmem {50 * MIB}\n")
+    assert machine.memory() == machine.MachineMemory(1000 * MIB, 250 * MIB, 600 * MIB)
+    for quota, cores in ((-1, len(os.sched_getaffinity(0))), (50_000, 0.5)):
+        (groups / "cpu" / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (groups / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+        assert machine.usable_cores() == cores
 
 
 def test_a_system_that_does_not_tell(groups: Path) -> None:

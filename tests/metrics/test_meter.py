@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -67,6 +68,29 @@ def test_a_request_that_failed_or_was_refused_did_not_get_what_was_promised(erro
     shown = "".join(metrics.blocks())
     assert value(shown, f'alignedserve:slo_missed_total{{class="rt",why="{why}"}}') == 1
     assert value(shown, 'alignedserve:slo_attainment{class="rt",kind="all",tier="default"}') == 0
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError(), OVERLOADED])
+def test_no_promise_counts_for_a_request_that_asked_for_none(error: Exception | None) -> None:
+    """It waits in line instead: a crowd of such requests says nothing of the promises that were asked for."""
+    now, metrics = 0.0, RequestMetrics(now=lambda: now)
+    unasked = replace(request(), slo=replace(SLO, is_asked=False), arrival_at=0.0)
+    with suppress(RuntimeError, Overloaded), RequestMeter(metrics, unasked, "default", lambda: now) as meter:
+        now = 60.0
+        if error is not None:
+            raise error
+        meter.deliver(1)
+        meter.write()
+        meter.finish = "stop"
+    shown = "".join(metrics.blocks())
+    assert value(shown, 'alignedserve:slo_attained_total{class="rt"}') == 0
+    for why in ("ttft", "error", "refused"):
+        assert value(shown, f'alignedserve:slo_missed_total{{class="rt",why="{why}"}}') == 0
+    assert "slo_attainment{" not in shown
+    if error is None:
+        assert value(shown, 'alignedserve:time_to_first_token_seconds_count{class="rt"}') == 1
+        (ended,) = metrics.log.recent(60.0).slowest
+        assert (ended.missed, ended.ttft_s, ended.is_asked) == ("", 0.0, False)
 
 
 @pytest.mark.parametrize(

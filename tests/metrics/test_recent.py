@@ -60,7 +60,17 @@ def test_ends_and_refusals_are_counted_by_class() -> None:
     log.refuse(REFUSED)
     (slot,) = log.recent(SLOT_S).slots
     assert (slot.rt.ended, slot.rt.kept, slot.rt.missed) == (2, 1, {"ttft": 1})
-    assert slot.be == Counts(refused=1, missed={"queue_full": 1})
+    assert slot.be == Counts(asked=1, refused=1, missed={"queue_full": 1})
+
+
+def test_no_promise_counts_for_who_asked_for_none() -> None:
+    log = RequestLog()
+    for ended in (ENDED, replace(ENDED, is_asked=False)):
+        log.end(ended)
+    for refused in (REFUSED, replace(REFUSED, is_asked=False)):
+        log.refuse(replace(refused, service=RT))
+    (slot,) = log.recent(SLOT_S).slots
+    assert (slot.rt.asked, slot.rt.kept, slot.rt.ended, slot.rt.refused) == (2, 1, 2, 2)
 
 
 def test_what_each_class_used_is_added_up() -> None:

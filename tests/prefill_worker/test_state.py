@@ -321,7 +321,7 @@ class TestCancel:
 
 def test_a_new_router_hears_what_is_held(worker: PrefillCore) -> None:
     comes(worker, A, B)
-    holding = Holding((("a", 0), ("b", 0)), free_blocks=7)
+    holding = Holding((("a", 0), ("b", 0)), free_blocks=7, waiting=(("b", 0),))
     assert worker.handle(MemberJoined(ROUTER_MEMBER), 0.0) == [Send(ROUTER, holding)]
 
 

@@ -76,7 +76,8 @@ class Node(RuleBasedStateMachine):
         for command in () if core is None else core.handle(event, 0.0):
             match command:
                 case RunStep(plan):
-                    sampled = tuple((part.request, 7) for part in plan.parts if part.sampling is not None)
+                    parts = (*plan.parts, *plan.draws)  # draws: of other choices of a prompt
+                    sampled = tuple((part.request, 7) for part in parts if part.sampling is not None)
                     self.work.append(StepDone(StepResult(plan.number, sampled)))
                 case CopyOut(number):
                     self.work.append(CopiedOut(number))

@@ -396,6 +396,18 @@ class TestCallers:
         beside = WorkAhead(prompts_s=0.4, prompt_s=0.2, token_s=2e-3, num_workers=4, loaded_s=0.6)
         assert found.first_token_s(self.of("bob", rt("chat")), beside) == pytest.approx(0.6)
 
+    def test_the_first_chat_of_a_caller_is_not_refused_for_what_others_have(self) -> None:
+        """Beside ann's decodes steps falter, so that bob's prompt would take 4 s."""
+        found, falters = self.flooded(), WorkAhead(prompts_s=4.0, prompt_s=0.1, loaded_s=4.0)
+        bob, ann = self.of("bob", rt("chat")), self.of("ann", rt("more"))
+        for at in range(40):
+            found.began(f"ann-{at}")
+        assert found.first_token_s(bob, falters) > 3.0
+        assert found.refusal(bob, falters, NOW) is None
+        assert refused(found, ann, falters).reason is Rejection.LATE
+        take_in(found, bob)
+        assert refused(found, self.of("bob", rt("second")), falters).reason is Rejection.LATE
+
     def test_a_wait_that_is_short_by_a_callers_part_alone_makes_no_queue_calm(self) -> None:
         found, ahead = self.flooded(), WorkAhead(prompts_s=4.0, prompt_s=0.1)
         for at in range(10):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Mapping
 from dataclasses import replace
 from math import exp
 
 import pytest
 
-from alignedserve.core import Request, Retention, ServiceClass, Slo
+from alignedserve.core import KEY_SALT_SIZE, Request, Retention, ServiceClass, Slo
 from alignedserve.protocol.messages import Report
-from alignedserve.router.placing.answers import AnswersAhead, OutputLengths
+from alignedserve.router.placing.answers import AnswersAhead, OutputLengths, Shortage
 from tests.samples import request
 
-STEP_S = 0.02
+STEP_S, SLOW_S = 0.02, 0.05
+NOW = 30.0
 ON = "decode-0"
 
 
@@ -20,18 +23,30 @@ def chat(name: str, prompt: int = 1000, most: int = 2000) -> Request:
     return replace(request(name, prompt=prompt, max_tokens=most), service=ServiceClass.RT, slo=Slo())
 
 
+def of_key(name: str) -> Request:
+    return replace(chat("new"), salt=name.ljust(KEY_SALT_SIZE, "-"))
+
+
 def ahead(*lengths: int, retention: Retention | None = None) -> AnswersAhead:
     """Return the chats of a worker whose steps take 20 ms, after outputs of these lengths."""
     found = AnswersAhead(256) if retention is None else AnswersAhead(256, retention)
     found.reported(ON, Report(step_s=STEP_S), 0.0)
     for length in lengths:
-        found.ended(length)
+        found.ended(chat("ended"), length)
     return found
 
 
 def wanted(found: AnswersAhead, new: Request, now: float, capacity: int = 0) -> float:
     """Return the most memory that the worker's chats and the new one will want at once."""
-    return found.shortage(new, {ON: 1.0}, capacity, now).tokens + capacity
+    return shortage(found, new, capacity, now).tokens + capacity
+
+
+def shortage(
+    found: AnswersAhead, new: Request, capacity: int, now: float, members: Mapping[str, float] | None = None
+) -> Shortage:
+    """Return what will lack on the worker when this chat comes."""
+    found.asked(new, now)
+    return found.shortage(new, members or {ON: 1.0}, capacity, capacity, now)
 
 
 class TestWhatWillBeWanted:
@@ -50,7 +65,7 @@ class TestWhatWillBeWanted:
     def test_the_worst_moment_is_named(self) -> None:
         found = ahead(*[1000] * 200)
         found.put(ON, chat("old"), decodes=True, now=0.0)
-        short = found.shortage(chat("new"), {ON: 1.0}, 3000, 500 * STEP_S)
+        short = shortage(found, chat("new"), 3000, 500 * STEP_S)
         assert short.after_s == pytest.approx(500 * STEP_S, rel=0.15)
 
     def test_a_shortage_that_is_over_within_a_second_is_none(self) -> None:
@@ -59,7 +74,7 @@ class TestWhatWillBeWanted:
             found = ahead(*[500] * 200)
             found.reported(ON, Report(step_s=step_s), 0.0)
             found.put(ON, chat("old"), decodes=True, now=0.0)
-            short = found.shortage(chat("new"), {ON: 1.0}, 2500, 0.0)
+            short = shortage(found, chat("new"), 2500, 0.0)
             assert (short.tokens > 0) is is_short
 
     def test_a_chat_that_left_wants_nothing_and_one_that_waits_does_not_grow(self) -> None:
@@ -75,7 +90,7 @@ class TestWhatWillBeWanted:
         found = ahead(*[1000] * 200)
         for number in range(4):
             found.put("pool-0", chat(f"c{number}"), decodes=False, now=0.0)
-        all_of, half = (found.shortage(chat("new"), {ON: 1.0, "pool-0": part}, 0, 0.0).tokens for part in (1.0, 0.5))
+        all_of, half = (shortage(found, chat("new"), 0, 0.0, {ON: 1.0, "pool-0": part}).tokens for part in (1.0, 0.5))
         assert all_of - half == pytest.approx(2 * 2000, rel=0.1)
 
     def test_best_effort_requests_give_their_memory_to_chats(self) -> None:
@@ -86,12 +101,12 @@ class TestWhatWillBeWanted:
     def test_nothing_lacks_where_the_longest_outputs_fit(self) -> None:
         found = ahead()
         found.put(ON, chat("a"), decodes=True, now=0.0)
-        assert found.shortage(chat("new"), {ON: 1.0}, 6000, 0.0).tokens <= 0
+        assert shortage(found, chat("new"), 6000, 0.0).tokens <= 0
 
     def test_chats_that_get_their_memory_at_once_want_all_that_they_may_need(self) -> None:
         found = AnswersAhead(256, grows=False)
         found.put(ON, chat("a"), decodes=True, now=0.0)
-        assert found.shortage(chat("new"), {ON: 1.0}, 5000, 0.0).tokens == 1000
+        assert shortage(found, chat("new"), 5000, 0.0).tokens == 1000
 
     def test_what_no_layer_reads_any_more_is_not_held(self) -> None:
         found = ahead(*[1000] * 200, retention=Retention(most=100))
@@ -124,8 +139,8 @@ class TestHowLongOutputsGet:
         for number in range(30):
             found.put(ON, chat(f"c{number}", prompt=500, most=4000), decodes=True, now=0.0)
         new = chat("new", prompt=500, most=4000)
-        assert found.shortage(new, {ON: 1.0}, 35_000, 10 * STEP_S).tokens < 0, "they may be short ones"
-        assert found.shortage(new, {ON: 1.0}, 35_000, 300 * STEP_S).tokens > 0, "they are expected to go on"
+        assert shortage(found, new, 35_000, 10 * STEP_S).tokens < 0, "they may be short ones"
+        assert shortage(found, new, 35_000, 300 * STEP_S).tokens > 0, "they are expected to go on"
 
     def test_without_an_end_they_are_not_expected_to_go_on_for_ever(self) -> None:
         """On average for 16 times as many tokens as the longest has, however many go on."""
@@ -152,8 +167,66 @@ class TestHowLongOutputsGet:
         assert exp(-ends.before(900)) == pytest.approx(0.5, abs=0.05)
         assert ends.horizon == pytest.approx(1000, abs=50)
 
+    def test_each_size_of_prompt_has_its_own(self) -> None:
+        """Long prompts have short answers: of their memory there is room for another chat soon."""
+        found = ahead()
+        for _ in range(100):
+            found.ended(chat("long", prompt=4000), 60)
+            found.ended(chat("short", prompt=400), 1500)
+        assert wanted(found, chat("new", prompt=4000), 0.0) < 4000 + 200
+        assert wanted(found, chat("new", prompt=400), 0.0) > 400 + 1000
+
+    def test_each_caller_has_its_own_and_a_new_one_has_those_of_all(self) -> None:
+        found = ahead()
+        for _ in range(100):
+            found.ended(of_key("ann"), 1500)
+            found.ended(of_key("bob"), 40)
+        of = {caller: wanted(found, of_key(caller), 0.0) for caller in ("ann", "bob", "eve")}
+        assert of["bob"] < of["eve"] < of["ann"]
+
+    def test_a_thousand_callers_leave_no_more_than_some_kinds(self) -> None:
+        found = ahead()
+        for number in range(3000):
+            new = of_key(f"c{number}")
+            found.asked(new, number * STEP_S)
+            found.ended(new, 100)
+        assert len(pickle.dumps(found)) < 500_000
+
     def test_earlier_outputs_count_less_and_less(self) -> None:
         lengths = OutputLengths(256)
         for length in [50] * 512 + [1500] * 2048:
             lengths.add(length)
         assert lengths.ends([], 1.0).before(1400) < 0.1
+
+
+class TestWhoGetsMemoryThatLacks:
+    def asked(self, found: AnswersAhead, *chats: Request) -> None:
+        """Let a chat of each come in turn, ten a second for half a minute."""
+        for number in range(300):
+            found.asked(chats[number % len(chats)], number / 10)
+
+    def large_chats(self) -> AnswersAhead:
+        """Return eleven with prompts of 1,000 tokens and outputs of 300, of which they have 100 to 300."""
+        found = ahead()
+        found.reported(ON, Report(step_s=SLOW_S), 0.0)
+        for _ in range(100):
+            found.ended(chat("large"), 300)
+            found.ended(chat("small", prompt=100), 10)
+        for number in range(11):
+            found.put(ON, chat(f"c{number}"), decodes=True, now=NOW - SLOW_S * (300 - 20 * number))
+        return found
+
+    @pytest.mark.parametrize(("capacity", "is_short"), [(12_500, False), (9_000, True)])
+    def test_a_small_chat_waits_for_memory_until_its_first_token_is_due(self, capacity: int, is_short: bool) -> None:
+        """Of the large ones two end within a second."""
+        found, small = self.large_chats(), chat("small", prompt=100)
+        self.asked(found, chat("large"), small)
+        assert (shortage(found, small, capacity, NOW).tokens > 0) is is_short
+        assert shortage(found, chat("new"), capacity, NOW).tokens > 0, "for a large one there is none now"
+
+    def test_where_all_are_alike_none_is_small(self) -> None:
+        """They ask for more than there is: each that comes while memory lacks would take it from another."""
+        found = self.large_chats()
+        self.asked(found, chat("new"))
+        assert shortage(found, chat("new"), 12_500, NOW).tokens > 0
+        assert shortage(found, chat("new"), 16_000, NOW).tokens < 0

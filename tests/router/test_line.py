@@ -13,12 +13,23 @@ from hypothesis import strategies as st
 from alignedserve.core import Rejection, Request, Role, Slo
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import TimerFired
-from alignedserve.protocol.messages import Backlog, Infeasible, InLine, Place, Prefill, Progress, Refused, Submit
+from alignedserve.protocol.messages import (
+    Backlog,
+    Declare,
+    Holding,
+    Infeasible,
+    InLine,
+    Place,
+    Prefill,
+    Progress,
+    Refused,
+    Submit,
+)
 from alignedserve.router.placing.admission import Admission, Queues, WorkAhead
 from alignedserve.router.placing.line import Line, Lines, Turn
 from alignedserve.router.state import RouterCore
 from alignedserve.scheduling.policy import Policy
-from tests.router.routers import LIMITS, serving
+from tests.router.routers import LIMITS, RECOVERED_AT, recovering, serving
 from tests.samples import request, said
 
 NOTHING_ASKED = Slo(is_asked=False)
@@ -299,6 +310,21 @@ class TestRouter:
         [told] = self.sent(busy.handle(TimerFired("refresh"), 8.0), InLine)
         assert told == InLine((Place("a", 0, 0, 16.0), Place("b", 0, 1, 17.0)))
         busy.handle(said("decode-0", replace(self.BUSY, joined=(("a", 0),))), 8.5)
-        [told] = self.sent(busy.handle(TimerFired("refresh"), 9.0), InLine)
+        assert self.places(busy.handle(TimerFired("refresh"), 9.0)) == [("b", 0)]
+
+    def test_after_a_restart_of_the_router_the_line_goes_on(self) -> None:
+        """Of three declared chats one has begun: the newcomer comes after the two others, which hear their places."""
+        limits = replace(LIMITS, prompts_on=Role.DECODE, most_open=100)
+        router = recovering(("gateway-0", "pool-0", "decode-0"), limits)
+        keys = [(name, 0) for name in "abc"]
+        router.handle(said("decode-0", Holding(tuple(keys), 1000, waiting=tuple(keys))), 1.1)
+        router.handle(said("gateway-0", Declare(tuple(chat(name) for name in "abc"))), 1.2)
+        router.handle(said("decode-0", replace(self.BUSY, joined=(("a", 0),))), 1.3)
+        router.handle(TimerFired("recovered"), RECOVERED_AT)
+        assert self.places(self.submit(router, chat("d"))) == [("d", 2)]
+        assert self.places(router.handle(TimerFired("refresh"), 8.0)) == [("b", 0), ("c", 1), ("d", 2)]
+
+    def places(self, commands: Sequence[Command]) -> list[tuple[str, int]]:
+        [told] = self.sent(commands, InLine)
         assert isinstance(told, InLine)
-        assert [(place.request, place.num_before) for place in told.places] == [("b", 0)]
+        return [(place.request, place.num_before) for place in told.places]

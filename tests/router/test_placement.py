@@ -179,7 +179,7 @@ class TestMemoryOfAWorker:
         tell(found, "decode-1", all_s=99.0, rt_s=99.0)
         found.reported("decode-0", Report(step_s=0.05), NOW)
         for _ in range(300):
-            found.ended(300)
+            found.ended(self.named("ended"), 300)
         for number in range(3):
             found.came("decode-0", self.named(f"a{number}"), NOW)
         later = NOW + 10.0

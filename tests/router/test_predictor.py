@@ -96,6 +96,7 @@ def test_the_same_is_said_again() -> None:
 class TestRestart:
     def test_what_was_learnt_is_there_again(self, model: LengthModel, tmp_path: Path) -> None:
         model.save(tmp_path / "folder" / "kept.npz")
+        assert (tmp_path / "folder" / "kept.npz").stat().st_mode & 0o777 == 0o600
         again = LengthModel(HashEncoder())
         again.load(tmp_path / "folder" / "kept.npz")
         assert len(again.past) == len(model.past)

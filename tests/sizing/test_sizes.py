@@ -174,10 +174,10 @@ def test_more_memory_is_never_a_shorter_context(name: str) -> None:
 
 def test_the_pool_never_takes_more_than_half_of_shared_memory() -> None:
     config, _ = sized("Qwen2.5-1.5B", machine(24, shared_gib=1))
-    assert config.kvpool.memory_mb == 511
+    assert config.kvpool.memory_mb == 510
     config, _ = sized("Qwen2.5-1.5B", machine(24, shared_gib=1), topology="1+1")
-    assert config.kvpool.memory_mb == 511
-    assert config.engine.max_model_len == 511 * MIB // (28 * 1024 * 64) * 64, "what its pages hold"
+    assert config.kvpool.memory_mb == 510
+    assert config.engine.max_model_len == 510 * MIB // (28 * 1024 * 64) * 64, "what its pages hold"
 
 
 def test_too_little_shared_memory_is_refused_with_what_to_say_to_docker() -> None:
@@ -187,7 +187,7 @@ def test_too_little_shared_memory_is_refused_with_what_to_say_to_docker() -> Non
         "/dev/shm has 16 MB free, and one request of 512 tokens takes 30 MB of the KV pool there: start the container"
         " with --shm-size=64m or more, or serve --topology colocated, which needs no pool for that"
     )
-    assert sized("Qwen2.5-1.5B", machine(24, shared_gib=16 / 1024))[0].kvpool.memory_mb == 7
+    assert sized("Qwen2.5-1.5B", machine(24, shared_gib=16 / 1024))[0].kvpool.memory_mb == 6
 
 
 class TestNamedNumbers:
@@ -310,6 +310,34 @@ class TestGpus:
 
     def test_a_named_context_stays(self) -> None:
         assert self.on_gpu("Llama-3.1-8B", 24, engine__max_model_len=100_000).engine.max_model_len == 100_000
+
+
+def test_a_text_that_becomes_a_vector_is_as_long_as_the_folder_says(tmp_path: Path) -> None:
+    config, free = load({"engine.load_format": "auto", "engine.device": "cpu"}, {}, None), machine(8)
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    sized = with_sizes(config, ENCODER, tmp_path, free)
+    lines = [told(config, sized, ENCODER, capacity(sized, ENCODER), free, longest)[0] for longest in (256, None)]
+    assert lines == [
+        "context: 256 tokens of a text, as the model's folder says",
+        "context: 512 tokens, all that the model has (--max-model-len)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "advice"),
+    [
+        ({"engine.max_step_tokens": 9_999_999}, r"lower --max-step-tokens from 9999999 to \d+$"),
+        (
+            {"engine.max_batch": 9_999_999},
+            r"lower --max-step-tokens from 9999999 to \d+, and --max-batch from 9999999$",
+        ),
+    ],
+)
+def test_a_step_that_is_too_large_names_its_flag(flags: dict[str, Any], advice: str) -> None:
+    with pytest.raises(MemoryTooSmall, match=advice) as refused:
+        with_sizes(asked(flags), *published("Llama-3.2-1B"), machine(8))
+    fits = int(str(refused.value).partition(" to ")[2].partition(",")[0])
+    with_sizes(asked({"engine.max_step_tokens": fits}), *published("Llama-3.2-1B"), machine(8))
 
 
 def test_each_size_is_told_in_a_line_with_its_flag() -> None:

@@ -15,6 +15,7 @@ import pytest
 from alignedserve.errors import Conflict, Fenced, StoreUnfit
 from alignedserve.store import redis_store, sqlite_store
 from alignedserve.store.job import Endpoint, Forecast, Job, JobStatus, LineCounts, LineResult, Problem
+from alignedserve.store.sqlite_store import SqliteStore
 from alignedserve.store.store import (
     Holder,
     Listing,
@@ -80,6 +81,46 @@ def test_nobody_sees_what_is_another_owners(kind: Kind) -> None:
         assert await store.usage(ME) == OwnerUsage(1, 11, 1)
 
     kind.run(check)
+
+
+def test_results_of_open_jobs_count_as_their_owner_s_bytes(kind: Kind) -> None:
+    async def check(store: Store) -> None:
+        await store.lease(RUNNER, 60.0)
+        for number, owner in ((1, ME), (2, ME), (3, OTHER)):
+            await store.add_job(job(number, owner))
+        for number in (1, 2):
+            await store.add_results(f"batch_{number}", [result(line, text="x" * 500) for line in (1, 2)], 1)
+            await store.add_results(f"batch_{number}", [result(2, text="x" * 500)], 1)  # it is there already
+        used = (await store.usage(ME)).bytes
+        assert 2_000 <= used <= 3_000
+        assert (await store.usage(OTHER)).bytes == 0
+        with pytest.raises(OverQuota):
+            await store.add_file(stored(1), OwnerUsage(10, used + 10))
+        await store.add_file(stored(1), OwnerUsage(10, used + 11))
+        await store.save_job(job(1).move(JobStatus.FAILED, 1.0))
+        assert (await store.usage(ME)).bytes == pytest.approx(used / 2 + 11, abs=1)
+
+    kind.run(check)
+
+
+def test_deleted_rows_give_their_room_back_to_the_disk(tmp_path: Path) -> None:
+    """A store of 153 MB had 37,381 free pages of 37,401 once all was deleted, and as large a log."""
+    path = tmp_path / "jobs.sqlite"
+
+    async def check() -> None:
+        store = await SqliteStore.open(path)
+        await store.lease(RUNNER, 60.0)
+        await store.add_job(job(1))
+        for line in range(40):
+            await store.add_results("batch_1", [result(line, text="x" * 1_000_000)], 1)
+        await store.save_job(job(1).move(JobStatus.FAILED, 1.0))
+        await store.forget_responses(0.0)
+        await store.lease(RUNNER, 60.0)
+        sizes = [path.with_name(f"jobs.sqlite{end}").stat().st_size for end in ("", "-wal")]
+        await store.close()
+        assert sum(sizes) < 25_000_000, sizes
+
+    asyncio.run(check())
 
 
 @pytest.mark.parametrize("newest_first", [False, True])

@@ -225,7 +225,7 @@ def test_bytes_appear_whole_or_not_at_all(tmp_path: Path, url: str) -> None:
     blobs.remove("file-1")
     blobs.remove("file-1")
     assert blobs.sizes() == {}
-    with pytest.raises(BytesGone, match="the bytes of file-1 are no longer at"):
+    with pytest.raises(BytesGone, match="the bytes of file-1 are gone"):
         blobs.open("file-1")
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 import pytest
@@ -49,6 +49,26 @@ def deployment() -> Iterator[Deployment]:
     flags = "--served-model-name", NAME, "--max-model-len", str(MOST_TOKENS), "--pool-memory-mb", "512"
     with deployed(*flags, topology="1+1", model=smollm2()) as deployment:
         yield deployment
+
+
+Reports: TypeAlias = Callable[[Any], Any]  # what a client's script reports
+
+
+@pytest.fixture(scope="module")
+def reports(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Reports:
+    """Return what makes a client's script report; each runs once."""
+    said: dict[str, Any] = {}
+
+    def report(client: Any) -> Any:
+        if client.name not in said:
+            said[client.name] = None
+            url = f"{deployment.url}/v1"
+            arguments = url, NAME, QUESTION, *(argument.format(url=url) for argument in client.arguments)
+            said[client.name] = client.environment.run(client.script, *arguments, home=tmp_path_factory.mktemp("home"))
+        assert said[client.name] is not None, "its script failed, as the first test of this client shows"
+        return said[client.name]
+
+    return report
 
 
 @pytest.fixture(scope="package")

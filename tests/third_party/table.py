@@ -33,12 +33,14 @@ HEAD = """\
 Other people's clients, as they are on PyPI and npm, each in an environment of its own, against a deployment of
 `smollm2` in fp32 with a prefill and a decode worker. `make soak` runs them and shows this table, and then
 `python -m tests.third_party.table` writes it here. `tests/third_party` has what each does. So small a model calls a
-tool only where it must, which `llm` cannot demand: there a model made for the test (`calling_model.py`) calls.
+tool only where it must, which `llm` cannot demand: there a model made for the test (`calling_model.py`) calls. Rows
+*on Qwen* are of Qwen2.5-Coder 0.5B in Q4_K_M.
 
 **Shape, not sense.** A row says that the protocol works and that an answer has the demanded form: JSON that follows its
 schema, a call with the right names of arguments. Whether the content is right depends on the model.
 
 """
+ON_QWEN = " on Qwen"
 HEADER = ("client", "version", "passed", "failed", "on")
 
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.deployment import Deployment
-from tests.third_party.conftest import NAME, QUESTION, Answer
-from tests.third_party.environments import ONLY_IN_SOAK, Environment
+from tests.third_party.conftest import NAME, Answer, Reports
+from tests.third_party.environments import ONLY_IN_SOAK, Environment, NodeEnvironment
 from tests.third_party.table import row, tries
 
 pytestmark = ONLY_IN_SOAK
@@ -107,14 +106,14 @@ def _but(checks: Mapping[str, Check], *names: str) -> dict[str, Check]:
 @dataclass(frozen=True)
 class Client:
     name: str  # in the table
-    environment: Environment
+    environment: Environment | NodeEnvironment
     script: str
     checks: Mapping[str, Check] = field(repr=False)  # by what the script tries
-    arguments: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()  # of the script, besides three; {url} is where the server is
 
     @property
     def version(self) -> str:
-        return self.environment.pins[0].partition("==")[2]
+        return self.environment.pins[0].replace("==", "@").rpartition("@")[2]
 
 
 AGENTS = Environment("openai_agents", ("openai-agents==0.24.0",))
@@ -234,26 +233,6 @@ CLIENTS = [
         },
     ),
 ]
-
-
-Reports = Callable[[Client], Any]
-
-
-@pytest.fixture(scope="module")
-def reports(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Reports:
-    """Return what a client's script reports; each runs once."""
-    said: dict[str, Any] = {}
-
-    def report(client: Client) -> Any:
-        if client.name not in said:
-            said[client.name] = None
-            arguments = f"{deployment.url}/v1", NAME, QUESTION, *client.arguments
-            home = tmp_path_factory.mktemp("home")
-            said[client.name] = client.environment.run(client.script, *arguments, home=home)
-        assert said[client.name] is not None, "its script failed, as the first test of this client shows"
-        return said[client.name]
-
-    return report
 
 
 def _trials() -> Iterator[Any]:

@@ -42,10 +42,12 @@ class Machine:
         slowdown: float = 2.0,
         speed: float = 1.0,
         look_ahead: int = 0,
+        looks_first: bool = False,
     ) -> None:
         limits = WorkerLimits(num_blocks=100, block_size=4, page_size=8, max_step_tokens=64, max_batch=8)
         self.cost = cost_of(POINTS, slowdown=slowdown)
-        self.core = kind(WorkerSetup(limits, Policy(reuse=False), self.cost, look_ahead=look_ahead))
+        setup = WorkerSetup(limits, Policy(reuse=False), self.cost, look_ahead=look_ahead, looks_first=looks_first)
+        self.core = kind(setup)
         self.speed, self.now = speed, 0.0
         self.ran, self.steps = list[StepPlan](), list[StepPlan]()  # of all, those that have not ended
         self.timer_at: float | None = None
@@ -100,6 +102,21 @@ def test_an_idle_worker_finds_that_its_machine_is_quiet_by_now(
     num = len(machine.ran)
     machine.wait(10 * AGAIN_S)
     assert len(machine.ran) == num, "a quiet machine is not measured again"
+
+
+@pytest.mark.parametrize("kind", CORES)
+@pytest.mark.parametrize("speed", [1.0, 3.0])
+def test_a_worker_that_starts_with_an_earlier_profile_looks_once_how_fast_the_machine_is(
+    kind: MakeCore, speed: float
+) -> None:
+    machine = Machine(kind, slowdown=1.0, speed=speed, looks_first=True)
+    machine.wait(IDLE_S / 2)
+    num = len(machine.ran)
+    assert num == 9
+    assert machine.cost.slowdown == pytest.approx(speed, rel=0.05)
+    machine.speed = 1.0
+    machine.wait(3 * AGAIN_S)
+    assert len(machine.ran) == (num if speed == 1.0 else 2 * num), "as a machine that is known to be slow"
 
 
 def test_a_machine_that_stays_slow_is_measured_again_after_a_while() -> None:

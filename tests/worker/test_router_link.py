@@ -103,7 +103,7 @@ def test_what_the_machine_can_promise_is_told_to_each_router(
     cost = OnlineCost(points, known=exact)
     promise = machine_promise(cost.model, limits, 8192) if writes_text else None
     assert promise is None or promise.ttft_s > 5
-    worker = kind(WorkerSetup(limits, cost=cost, promise=LearntPromise(limits, 8192).told if writes_text else None))
+    worker = kind(WorkerSetup(limits, cost=cost, promise=LearntPromise(limits, 8192) if writes_text else None))
     router = MemberJoined(Member(ROUTER, Role.ROUTER, "local", 1, ""))
     for now in (1.0, 2.0):
         sent = [command.message for command in worker.handle(router, now) if isinstance(command, Send)]

@@ -83,6 +83,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
         metadata = {cursor.text(): cursor.value(cursor.number("I")) for _ in range(num_keys)}
         table = [_entry(path, cursor) for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", _ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"its alignment is {alignment}")
         begin = -(-cursor.at // alignment) * alignment
         tensors = {name: Place(path, kind, shape, begin + offset) for name, kind, shape, offset in table}
         ends = (place.offset + place.num_bytes for place in tensors.values())
@@ -139,15 +141,19 @@ class _Cursor:
             raise ValueError("a text goes beyond its end")
         return self._memory[begin : self.at].decode()
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int, depth: int = 0) -> Any:
         if kind in _FIXED:
             return self.number(_FIXED[kind])
         if kind == _TEXT:
             return self.text()
         if kind != _ARRAY:
             raise ValueError(f"its metadata has a value of the unknown type {kind}")
+        if depth > 1:
+            raise ValueError("its metadata has arrays in arrays of arrays")
         of, count = self.number("I"), self.number("Q")
-        return list(self._numbers(count, _FIXED[of])) if of in _FIXED else [self.value(of) for _ in range(count)]
+        if of in _FIXED:
+            return list(self._numbers(count, _FIXED[of]))
+        return [self.value(of, depth + 1) for _ in range(count)]
 
 
 class Facts:
@@ -163,6 +169,8 @@ class Facts:
     def whole(self, key: str, default: int | None = None) -> int:
         value = self.get(key)
         number: int = _checked(self.file, f"{self.architecture}.{key}", default if value is None else value, int)
+        if number < 1:
+            raise ModelError(f"{self.file.path}: its metadata has {self.architecture}.{key} {number}")
         return number
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -25,7 +25,7 @@ from alignedserve.architectures.gguf.tokenizer import (
 )
 from alignedserve.errors import ModelError, UnsupportedModel
 
-_FORMAT = 3  # raised whenever other folders are made of the same files
+_FORMAT = 4  # raised whenever other folders are made of the same files
 
 
 def folder_of(path: Path, cache: Path, sampling: Mapping[str, float] = MappingProxyType({})) -> Path:
@@ -66,7 +66,9 @@ def make_folder(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
         finally:
             shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
-        raise ModelError(f"{folder} cannot be written: {error}: set XDG_CACHE_HOME to a folder that can") from error
+        why = error.strerror or error
+        advice = "make room there, or set XDG_CACHE_HOME to a folder that can be written"
+        raise ModelError(f"{folder} cannot be written: {why}: {advice}") from error
 
 
 def _move(made: Path, folder: Path) -> None:

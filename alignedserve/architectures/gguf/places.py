@@ -48,6 +48,11 @@ class Kind(Enum):
         *_, bits, _group, _more = self.value
         return bits
 
+    @property
+    def group(self) -> int:
+        *_, group, _more = self.value
+        return group
+
 
 _TABLES = ("model.embed_tokens.weight", "gpt_neox.embed_in.weight")  # of embeddings
 _HEADS = ("lm_head.weight", "embed_out.weight")
@@ -80,19 +85,20 @@ class Place:
     def num_bytes(self) -> int:
         return self.kind.num_bytes(self.numbers)
 
-    def kept_bytes(self, whole: int) -> int:
-        """Return the bytes that the engine keeps, if numbers that are not quantised have `whole` bytes each."""
+    def kept_bytes(self, whole: int, is_table: bool = False) -> int:
+        """Return the bytes that the engine keeps, if numbers that are not quantised have `whole` bytes each; those of a
+        table have one each, so that a row is quickly found."""
         if self.kind.is_float:
             return self.numbers * whole
         *_, bits, group, more = self.kind.value
-        return self.numbers * bits // 8 + self.numbers // group * more
+        return self.numbers * (8 if is_table else bits) // 8 + self.numbers // group * more
 
 
 def kept_bytes(folder: Path, whole: int) -> int:
-    """Return the bytes that the engine keeps of all tensors; an embedding is expanded, unless it is also the head."""
+    """Return the bytes that the engine keeps of all tensors; an embedding that is also the head is kept as the head."""
     places = read_places(folder)
-    expanded = _TABLES if any(name in places for name in _HEADS) else ()
-    return sum(place.numbers * whole if name in expanded else place.kept_bytes(whole) for name, place in places.items())
+    tables = _TABLES if any(name in places for name in _HEADS) else ()
+    return sum(place.kept_bytes(whole, name in tables) for name, place in places.items())
 
 
 def described(places: Mapping[str, Place]) -> dict[str, Any]:

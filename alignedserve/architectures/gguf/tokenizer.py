@@ -19,6 +19,15 @@ _SPACE = "\u2581"
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # types of tokens
 _PADDING = re.compile(r"\[PAD\d+\]")  # fills the vocabulary up to the model's
 _NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+# Tokens by which the model fills in the middle (text/infill.py), by their names today and before.
+_INFILL = {
+    "prefix": ("fim_pre", "prefix"),
+    "suffix": ("fim_suf", "suffix"),
+    "middle": ("fim_mid", "middle"),
+    "repo": ("fim_rep",),
+    "file": ("fim_sep",),
+    "end": ("fim_pad",),
+}
 # Special tokens that end an answer, as llama.cpp knows them; a file names one or two of its own.
 _ENDS = set("<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> <|eom_id|> <EOT>".split())
 _ENDS |= {"</s>", "<|end_of_text|>"}
@@ -88,6 +97,8 @@ def tokenizer_config(vocabulary: Vocabulary) -> Described:
     """Return tokenizer_config.json: the names of special tokens, and the chat template."""
     named = {key: vocabulary.token(name) for key, name in _NAMES.items()}
     config: Described = {key: text for key, text in named.items() if text is not None}
+    infill = {key: next(filter(None, map(vocabulary.token, names)), None) for key, names in _INFILL.items()}
+    config["fim_tokens"] = {key: text for key, text in infill.items() if text is not None}
     template = vocabulary.file.metadata.get("tokenizer.chat_template")
     return config | ({"chat_template": template} if isinstance(template, str) else {})
 
@@ -103,7 +114,7 @@ def tokenizer_json(vocabulary: Vocabulary) -> Described:
     if isinstance(whole, str):
         try:
             return dict(json.loads(whole))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ModelError(f"{vocabulary.file.path}: tokenizer.huggingface.json cannot be read: {error}") from error
     match vocabulary.get("model"):
         case "gpt2":
@@ -129,7 +140,10 @@ def _byte_level(vocabulary: Vocabulary) -> Described:
         for pattern in split.patterns
     ]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    merges = [merge.split(" ", 1) for merge in vocabulary.get("merges") or []]
+    listed = vocabulary.get("merges") or []
+    if not isinstance(listed, list) or not all(isinstance(merge, str) for merge in listed):
+        raise ModelError(f"{vocabulary.file.path}: its merges (tokenizer.ggml.merges) are no texts")
+    merges = [merge.split(" ", 1) for merge in listed]
     return {
         **_usual(vocabulary, split.begins),
         "normalizer": {"type": split.normal_form} if split.normal_form else None,

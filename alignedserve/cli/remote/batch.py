@@ -19,7 +19,7 @@ import httpx
 from alignedserve.cli.remote.options import BatchOptions, BatchSubmission
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import BatchError, file_errors
-from alignedserve.http_client import RemoteServer, api_at, said_in
+from alignedserve.http_client import RemoteServer, api_at, one_line, said_in
 from alignedserve.machine.whole_file import whole_file
 
 _LOOK_S = 0.5  # between two looks at a batch
@@ -47,7 +47,7 @@ def submit(options: BatchOptions, asked: BatchSubmission) -> int:
             there = "" if options.url == BatchOptions().url else f" --url {options.url}"
             print(f"the batch goes on: `alignedserve batch cancel {batch['id']}{there}` ends it", file=sys.stderr)
             raise
-        print(_line(batch))
+        print(_line(batch) + _used(batch))
         _complain(batch)
         if failed := int((batch.get("request_counts") or {}).get("failed", 0)):
             print(f"{failed:,} lines failed{_first_error(server, batch)}", file=sys.stderr)
@@ -59,7 +59,7 @@ def submit(options: BatchOptions, asked: BatchSubmission) -> int:
 def status(options: BatchOptions, id: str) -> int:
     with BatchApi(options) as server:
         batch, headers = server.look(id)
-        print(_line(batch))
+        print(_line(batch) + _used(batch))
         _complain(batch)
         if batch["status"] not in ENDED and (told := _prediction(headers)):
             print(told)
@@ -69,7 +69,7 @@ def status(options: BatchOptions, id: str) -> int:
 def listed(options: BatchOptions, limit: int) -> int:
     with BatchApi(options) as server:
         for batch in server.tree("GET", f"/batches?limit={limit}").get("data", []):
-            print(_line(batch))
+            print(_line(batch) + "".join(f": {one_line(said):.200}" for said in _problems(batch)[:1]))
     return 0
 
 
@@ -117,8 +117,24 @@ def _waited(server: BatchApi, id: str) -> Any:
 
 def _line(batch: Any) -> str:
     counts = batch.get("request_counts") or {}
-    done = f"{counts.get('completed', 0):,} done, {counts.get('failed', 0):,} failed, {counts.get('total', 0):,} in all"
+    completed, failed, total = (counts.get(name, 0) for name in ("completed", "failed", "total"))
+    not_run = total - completed - failed if batch["status"] in ENDED else 0
+    left = f", {not_run:,} not run" if not_run > 0 else ""
+    done = f"{completed:,} done, {failed:,} failed{left}, {total:,} in all"
     return f"{batch['id']}  {batch['status']}  {done}  window {batch.get('completion_window')}"
+
+
+def _used(batch: Any) -> str:
+    """Return a line of the tokens that a batch took, and of its cost where the server tells it."""
+    usage = batch.get("usage") or {}
+    if not usage.get("total_tokens"):
+        return ""
+    read, cached = usage["input_tokens"], (usage.get("input_tokens_details") or {}).get("cached_tokens", 0)
+    said = [f"{read:,} tokens of prompts ({cached:,} cached)", f"{usage['output_tokens']:,} of outputs"]
+    if cost := usage.get("cost"):
+        said += [f"{cost['device_seconds']:,.1f} s of workers", f"{cost['joules']:,.1f} J"]
+        said += [f"price {cost['price']:,.4f}"] if cost.get("price") else []
+    return f"\n  used: {', '.join(said)}"
 
 
 def _first_error(server: BatchApi, batch: Any) -> str:
@@ -146,9 +162,14 @@ def _is_late(headers: httpx.Headers) -> bool:
 
 
 def _complain(batch: Any) -> None:
-    for problem in (batch.get("errors") or {}).get("data") or []:
-        where = f"line {problem['line']}: " if problem.get("line") else ""
-        print(f"{where}{problem.get('message')}", file=sys.stderr)
+    for said in _problems(batch):
+        print(said, file=sys.stderr)
+
+
+def _problems(batch: Any) -> list[str]:
+    """Return why a batch failed as a whole."""
+    told = (batch.get("errors") or {}).get("data") or []
+    return [f"line {it['line']}: {it.get('message')}" if it.get("line") else str(it.get("message")) for it in told]
 
 
 def _download(server: BatchApi, batch: Any, out: Path) -> bool:
@@ -192,7 +213,7 @@ class BatchApi(RemoteServer):
     kind = BatchError
 
     def __init__(self, options: BatchOptions) -> None:
-        super().__init__(api_at(options.url), options.api_key)
+        super().__init__(api_at(options.url), options.api_key, ca=options.ca)
 
     def lost(self, error: Exception) -> BatchError:
         return Unreachable(str(super().lost(error)))

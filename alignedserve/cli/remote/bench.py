@@ -121,14 +121,13 @@ def _find(url: str, options: BenchOptions) -> _BenchedServer:
     card = _card(base, options)
     context = card.get("max_model_len")
     model = options.model or str(card["id"])
-    return _BenchedServer(
-        base, Address.parse(base, options.api_key), model, context if isinstance(context, int) else None, Dialect(model)
-    )
+    address = Address.parse(base, options.api_key, options.ca)
+    return _BenchedServer(base, address, model, context if isinstance(context, int) else None, Dialect(model))
 
 
 def _card(base: str, options: BenchOptions) -> Mapping[str, Any]:
     """Return what the server says of the model that is asked for; of the first model if none is."""
-    with RemoteServer(base, options.api_key, silence_s=_ASKING_S) as server:
+    with RemoteServer(base, options.api_key, silence_s=_ASKING_S, ca=options.ca) as server:
         answer = server.ask("GET", "/models")
     if answer.status_code in (401, 403):
         raise AlignedServeError(f"{base} refuses with {answer.status_code}: {complaint(answer)}")
@@ -239,7 +238,8 @@ class _BenchRun:
     async def _submit(self, server: _BenchedServer, lines: Sequence[Arrival]) -> ServedJob:
         wording, window_s = self._wording(), min(arrival.request.slo.jct_s for arrival in lines)
         text, endpoint = file_of(lines, wording, server.dialect), endpoint_of(lines, wording)
-        return await ServedJob.submit(BatchOptions(server.url, self._options.api_key), text, endpoint, window_s)
+        there = BatchOptions(server.url, self._options.api_key, self._options.ca)
+        return await ServedJob.submit(there, text, endpoint, window_s)
 
     async def _until_interrupted(self, follows: asyncio.Task[None]) -> None:
         interrupted = asyncio.create_task(self._interrupted.wait())

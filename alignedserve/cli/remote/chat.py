@@ -36,6 +36,7 @@ from alignedserve.http_client import (
 Message: TypeAlias = dict[str, str]
 
 _COMMANDS = "/reset forgets the chat, /system TEXT sets the system prompt, /quit or Ctrl-D ends, Ctrl-C interrupts"
+_QUIT, _HELP = ("/quit", "/exit", "/bye", "/q"), ("/help", "/?")
 
 
 def run(options: ChatOptions) -> int:
@@ -75,7 +76,7 @@ class ChatSession:
             with self._told():
                 print(f"Chatting with {self._server.model} at {self._server.url}")
         for line in self._lines():
-            if line == "/quit":
+            if line in _QUIT:
                 break
             with self._told():
                 self._command(line) if line.startswith("/") else self._turn(line)
@@ -112,6 +113,8 @@ class ChatSession:
         name, _, text = line.partition(" ")
         if name == "/reset":
             self._turns.clear()
+        elif name in _HELP:
+            print(_COMMANDS)
         elif name == "/system":
             self._system = text.strip() or None
         else:
@@ -162,7 +165,7 @@ class ChatApi(RemoteServer):
     kind = ChatError
 
     def __init__(self, options: ChatOptions, counts_tokens: bool) -> None:
-        super().__init__(api_at(options.url), options.api_key, PATIENCE_S)
+        super().__init__(api_at(options.url), options.api_key, PATIENCE_S, ca=options.ca)
         self._asked = options
         self._model = options.model
         self._counts_tokens = counts_tokens
@@ -205,9 +208,9 @@ class ChatApi(RemoteServer):
     def wait(self, pause_s: float, refusal: httpx.Response) -> None:
         end_at, said = monotonic() + pause_s, complaint(refusal)
         while (left_s := end_at - monotonic()) > 0:
-            self._status.show(f"asked again in {math.ceil(left_s)} s: {said}")
+            self._status.show(f"asked again in {math.ceil(left_s)} s", said)
             sleep(min(left_s, 1.0))
-        self._status.show(f"asked again: {said}")
+        self._status.show("asked again", said)
 
     def _first_model(self) -> str:
         answer = self.ask("GET", "/models")

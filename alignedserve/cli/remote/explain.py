@@ -12,7 +12,7 @@ from alignedserve.errors import AlignedServeError, file_errors
 def run(options: ExplainOptions) -> int:
     path = f"/v1/requests/{quote(options.request, safe='')}/timeline"
     form = "perfetto" if options.perfetto else "json" if options.json else "text"
-    with DeploymentServer(options.url, options.api_key) as server:
+    with DeploymentServer(options) as server:
         told = server.whole("GET", path, params={"format": form}).text
     if options.perfetto is None:
         print(told.rstrip("\n"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,26 @@ HERE = f"http://{settings()['server.host'].default}:{settings()['server.port'].d
 _path = file  # within a class with a field of the name `file`
 
 
-def _url(about: str, default: str) -> Any:
-    return last(None, f"{about} (default: %(default)s)", default)
+def _url(about: str, path: str = "") -> Any:
+    """Declare the flags --url and --port, of which the last counts."""
+
+    def add(parser: argparse._ActionsContainer) -> None:
+        parser.add_argument("--url", default=f"{HERE}{path}", help=f"{about} (default: %(default)s)")
+        here, _, _ = HERE.rpartition(":")
+        port = partial(_address, f"{here}:", path)
+        more = {"dest": "url", "type": port, "metavar": "N", "default": argparse.SUPPRESS}
+        parser.add_argument("--port", help=f"the same, as {here}:N{path}", **more)
+
+    return flag_of(add, f"{HERE}{path}")
+
+
+def _address(before: str, behind: str, port: str) -> str:
+    return f"{before}{whole(1)(port)}{behind}"
+
+
+def _add_ca(parser: argparse._ActionsContainer) -> None:
+    about = "certificate of the authority that signed the server's (default: SSL_CERT_FILE)"
+    parser.add_argument("--ca", type=file, metavar="FILE", help=about)
 
 
 def _add_key(parser: argparse._ActionsContainer) -> None:
@@ -38,8 +57,9 @@ def _add_key(parser: argparse._ActionsContainer) -> None:
 
 @dataclass(frozen=True)
 class ChatOptions:
-    url: str = _url("the API's base", f"{HERE}/v1")
+    url: str = _url("the API's base", "/v1")
     api_key: str | None = flag_of(_add_key)
+    ca: Path | None = flag_of(_add_ca)
     model: str | None = last(None, "default: the first model that the server lists")
     system: str | None = last("TEXT", "the system prompt")
     max_tokens: int | None = last("N", "longest answer (default: the server's)", type=whole(1))
@@ -48,8 +68,9 @@ class ChatOptions:
 
 @dataclass(frozen=True)
 class StatusOptions:
-    url: str = _url("address of the deployment", HERE)
+    url: str = _url("address of the deployment")
     api_key: str | None = flag_of(_add_key)
+    ca: Path | None = flag_of(_add_ca)
     wait: float = last("S", "wait at most S seconds until it is ready", 0.0, type=zero_or_more)
     json: bool = switch("as JSON, for programs")
 
@@ -57,16 +78,18 @@ class StatusOptions:
 @dataclass(frozen=True)
 class ExplainOptions:
     request: str = argument("REQUEST", "x-request-id or id of its answer; request_id of a batch line")
-    url: str = _url("address of the deployment", HERE)
+    url: str = _url("address of the deployment")
     api_key: str | None = flag_of(_add_key)
+    ca: Path | None = flag_of(_add_ca)
     json: bool = switch("as JSON, for programs")
     perfetto: Path | None = flag("FILE", "write a trace for ui.perfetto.dev", type=_path)
 
 
 @dataclass(frozen=True)
 class BatchOptions:
-    url: str = _url("the API's base", f"{HERE}/v1")
+    url: str = _url("the API's base", "/v1")
     api_key: str | None = flag_of(_add_key)
+    ca: Path | None = flag_of(_add_ca)
 
 
 @dataclass(frozen=True)
@@ -87,6 +110,7 @@ class BenchOptions:
     )
     model: str | None = flag(None, "default: the first model that a server lists", type=filled)
     api_key: str | None = flag_of(_add_key)
+    ca: Path | None = flag_of(_add_ca)
     workload: str = flag(
         "W",
         "which requests come, when, and what they are promised: a name such as chat or coserve, a file, or a kind such "

@@ -8,18 +8,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from alignedserve.cli.remote.options import StatusOptions
-from alignedserve.core import Slo
+from alignedserve.cli.remote.options import ExplainOptions, StatusOptions
+from alignedserve.core import ServiceClass, Slo
 from alignedserve.errors import AlignedServeError
 from alignedserve.http_client import RemoteServer, said_by, server_at
 
 _LOOK_S = 0.5  # between two questions whether the deployment is ready
 _SILENCE_S = 5.0
+_FINISH = "finished_reason"
 _NEW = "gateway"  # where requests are that the router has not counted yet: it counts each second
 _WHERE = {
     _NEW: "with a gateway",
@@ -50,7 +52,10 @@ class DeploymentStatus:
     parts: list[dict[str, str]]  # name, role, node, address
     open: dict[str, int]  # class -> requests, the sum of its stages where the router has told them
     served: dict[str, int]  # class -> requests
-    attained: dict[str, int]  # class -> requests that got all that was promised
+    failed: dict[str, int]  # class -> of the served
+    refused: dict[str, int]  # class -> requests
+    ttft_s: dict[str, dict[str, float]]  # class -> share of requests -> within how long their first token came
+    attained: dict[str, int]  # class -> requests that got all that was promised to them
     missed: dict[str, dict[str, int]]  # class -> the first promise missed -> requests
     stages: dict[str, dict[str, int]]  # class -> where -> open requests
     pool_pages: dict[str, int]  # state -> pages
@@ -93,17 +98,22 @@ class DeploymentStatus:
         asked = kept + missed.total()
         told = [(number, name) for name, number in missed.most_common() if number]
         why = "".join(f", {100 * number / asked:.1f} % {_MISSED[name]}" for number, name in told)
-        share = f", {100 * kept / asked:.1f} % as promised{why}" if asked else ""
+        share = f"; {100 * kept / asked:.1f} % as promised of {asked:,}{why}" if asked else ""
+        first = ", ".join(f"{within:g} s for {name}" for name, within in self.ttft_s.get(kind, {}).items())
+        first = f"; first token within {first}" if first and kind == ServiceClass.RT.value else ""
+        failed, refused = self.failed.get(kind, 0), self.refused.get(kind, 0)
         where = {_WHERE[stage]: count for stage, count in self.stages.get(kind, {}).items() if count}
         waits = f" ({_listed(where)})" if where else ""
-        return f"{kind}: {self.open[kind]} open{waits}, {self.served.get(kind, 0)} served{share}"
+        served = f"{self.served.get(kind, 0)} served{f' ({failed:,} failed)' if failed else ''}"
+        more = f", {refused:,} refused" if refused else ""
+        return f"{kind}: {self.open[kind]} open{waits}, {served}{more}{first}{share}"
 
 
 class DeploymentServer(RemoteServer):
     """All routes of a deployment."""
 
-    def __init__(self, url: str, api_key: str | None) -> None:
-        super().__init__(server_at(url), api_key, silence_s=_SILENCE_S)
+    def __init__(self, options: StatusOptions | ExplainOptions) -> None:
+        super().__init__(server_at(options.url), options.api_key, silence_s=_SILENCE_S, ca=options.ca)
 
     def lost(self, error: Exception) -> AlignedServeError:
         if isinstance(error, httpx.InvalidURL):
@@ -124,7 +134,7 @@ class DeploymentServer(RemoteServer):
 
 def run(options: StatusOptions) -> int:
     deadline = time.monotonic() + options.wait
-    with DeploymentServer(options.url, options.api_key) as server:
+    with DeploymentServer(options) as server:
         while not server.is_ready and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         status = _told(server)
@@ -149,6 +159,9 @@ def _told(server: DeploymentServer) -> DeploymentStatus:
         **{name: told.get(name, nothing) for name, nothing in _UNTOLD.items()},
         open=opened,
         served=dict(sums["request_success", "class"]),
+        failed={kind: ends.get("error", 0) for kind, ends in _by_class(exposed, "request_success", _FINISH).items()},
+        refused=dict(sums["admission_rejections", "class"]),
+        ttft_s=_ttfts_s(exposed),
         attained=dict(sums["slo_attained", "class"]),
         missed=_by_class(exposed, "slo_missed", "why"),
         stages=stages,
@@ -180,6 +193,18 @@ def _by_class(exposition: str, name: str, label: str) -> dict[str, dict[str, int
         if sample == name:
             found[labels["class"]][labels[label]] += int(number)
     return {kind: dict(counts) for kind, counts in found.items()}
+
+
+def _ttfts_s(exposition: str) -> dict[str, dict[str, float]]:
+    """Return class -> share of its requests -> the bound of the bucket within which their first token came."""
+    found = {}
+    for kind, counts in _by_class(exposition, "time_to_first_token_seconds_bucket", "le").items():
+        within = sorted((float(le), count) for le, count in counts.items())
+        every = within[-1][1]
+        shares = (("half", 0.5), ("95 %", 0.95)) if every else ()
+        ends = {name: next(le for le, count in within if count >= share * every) for name, share in shares}
+        found[kind] = {name: le for name, le in ends.items() if isfinite(le)}
+    return found
 
 
 def _listed(counts: Mapping[str, int]) -> str:

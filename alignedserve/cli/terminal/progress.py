@@ -68,13 +68,17 @@ class StatusLine:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._is_shown, self._is_empty = file.isatty(), True
+        self._is_shown, self._is_empty, self._has_said_why = file.isatty(), True, False
 
-    def show(self, text: str) -> None:
+    def show(self, text: str, why: str = "") -> None:
+        """Show the text, and why: a terminal shows the first reason whole, in a line above that stays."""
+        if self._is_shown and why and not self._has_said_why:
+            self._has_said_why = True
+            self._draw(f"{_CLEAR}{why}\n")
         if self._is_shown:  # in one row, and the ^C of a person too: what wraps cannot be rewritten
             self._draw(f"{_CLEAR}{text[: get_terminal_size().columns - 3]}")
         elif self._is_empty:
-            self._draw(f"{text}\n")
+            self._draw(f"{text}{': ' if why else ''}{why}\n")
         self._is_empty = False
 
     def clear(self) -> None:

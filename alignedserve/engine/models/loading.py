@@ -43,14 +43,14 @@ _HEAD_BITS = 8  # of the output head, where weights are quantised while they are
 class Embedding:
     """The vectors of tokens. If the head is tied to this table, the head's layer holds the table, and may pack it."""
 
-    def __init__(self, memory: Tensor | Linear, words: int, size: int) -> None:
-        self._memory = memory
+    def __init__(self, memory: Tensor | Linear | AnyQuantised, words: int, size: int, dtype: torch.dtype) -> None:
+        self._memory, self._dtype = memory, dtype
         self.shape = words, size
 
     @property
     def head(self) -> Linear | None:
         """Return the layer of the head that holds the table, if it is there already."""
-        return None if isinstance(self._memory, Tensor) else self._memory
+        return self._memory if isinstance(self._memory, Linear) else None
 
     def outputs(self, first: int, count: int) -> Tensor | AnyQuantised:
         """Return the weight of some of the head's outputs."""
@@ -58,7 +58,8 @@ class Embedding:
             part = self._memory.outputs(first, count)
             assert isinstance(part, AnyQuantised)
             return part
-        table = self._memory if isinstance(self._memory, Tensor) else self._memory.weight
+        table = self._memory.weight if isinstance(self._memory, Linear) else self._memory
+        assert isinstance(table, Tensor), "a head is tied to a layer, or to plain numbers"
         return table[first : first + count]
 
     def give_to(self, head: Linear) -> None:
@@ -67,6 +68,8 @@ class Embedding:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         memory = self._memory
+        if isinstance(memory, AnyQuantised):
+            return memory.rows(tokens.flatten()).expanded().to(self._dtype).view(*tokens.shape, -1)
         return F.embedding(tokens, memory) if isinstance(memory, Tensor) else memory.rows(tokens)
 
 
@@ -146,11 +149,18 @@ class Loader:
         return out
 
     def embedding(self, name: str, words: int, size: int, tied: bool) -> Embedding:
-        """Return the vectors of tokens; of a table that is quantised, where the head is `tied` to it."""
-        if not tied:
-            return Embedding(self.vector(name, words, size), words, size)
-        table = self._weight([name.removesuffix(".weight")], [words], size, [None], self._head_bits)
-        return Embedding(table if isinstance(table, Tensor) else self._linear(table, None), words, size)
+        """Return the vectors of tokens. A table that the head is not `tied` to is quantised if the files have it so."""
+        layer = name.removesuffix(".weight")
+        table: Tensor | Linear | AnyQuantised
+        if tied:
+            read = self._weight([layer], [words], size, [None], self._head_bits)
+            table = read if isinstance(read, Tensor) else self._linear(read, None)
+        elif (found := self.tensors.quantised(layer, (words, size))) is not None:
+            table = found.on(self.device)
+            self.count(table.num_bytes)
+        else:
+            table = self.vector(name, words, size)
+        return Embedding(table, words, size, self.dtype)
 
     @property
     def _head_bits(self) -> int | None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from time import thread_time
 
 import torch
 from torch import Tensor
@@ -46,6 +47,7 @@ class Edits:
         self._allowed = torch.from_numpy(unpack_tokens(packed, vocab_size)) if packed else None
         self._grammar = _make_grammar(sampling, stop_tokens, vocab_size, syntaxes)
         self._by_grammar: Tensor | None = None  # the mask of the grammar now
+        self.mask_s = 0.0  # of a processor, that it took
         self._num_followed = 0  # tokens of the output that are taken into account
 
     def follow(self, index: int, newest: int | None) -> bool:
@@ -55,6 +57,7 @@ class Edits:
         """
         if self._num_followed > index:
             return False
+        began = thread_time()
         new = [*self.history.output[self._num_followed : index]]
         if self._num_followed + len(new) < index and newest is not None:
             new.append(newest)
@@ -66,6 +69,7 @@ class Edits:
         self._num_followed += len(new)
         if self._grammar is not None and (new or self._by_grammar is None):
             self._by_grammar = self._grammar.mask()
+            self.mask_s = thread_time() - began
         return True
 
     @property

@@ -72,16 +72,20 @@ class TextGrammar:
 
     def __init__(self, syntax: str, syntaxes: Syntaxes, stop_tokens: Sequence[int], vocab_size: int) -> None:
         self._template = syntaxes.template(syntax)  # kept, so that others who follow it meanwhile compile nothing
-        self._matcher = self._template.matcher()
+        self._matcher, self._has_begun = self._template.matcher(), False
         self._stop_tokens, self._vocab_size = list(stop_tokens), vocab_size
 
     def advance(self, token: int) -> None:
         self._matcher.consume_token(token)
+        self._has_begun = True
 
     def mask(self) -> Tensor:
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if self._has_begun:
+            found, may_end = self._matcher.compute_bitmask(), self._matcher.is_accepting()
+        else:  # the same for all who follow it
+            found, may_end = self._template.first_bits, self._template.may_be_empty
+        bits = np.frombuffer(found, dtype=np.uint8)
         allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
-        may_end = self._matcher.is_accepting()
         allowed[self._stop_tokens] = may_end
         return torch.from_numpy(allowed)
 

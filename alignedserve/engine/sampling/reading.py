@@ -134,6 +134,7 @@ def make_result(
         tuple(request for request, sample in by_request if sample.token is None),
         tuple((request, sample.logprob) for request, sample in by_request if sample.logprob is not None),
         scores,
+        masks=tuple((request, sample.mask_s) for request, sample in by_request if sample.mask_s),
     )
 
 

@@ -11,9 +11,9 @@ Sampled tokens stay on the device until they are read: on a GPU, reading them is
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
@@ -31,6 +31,7 @@ from alignedserve.text.syntax import Syntaxes
 
 _MASK = (1 << 64) - 1
 REFERENCE: Kernels = Reference()
+MUCH_S = 2e-4  # for the mask of a grammar: most take some tens of microseconds
 _KEPT = 16  # steps that a request may sit out with its edits kept: four in pauses, four without documents, and more
 
 
@@ -61,6 +62,7 @@ class NextToken:
 class SampledToken:
     token: int | None  # None: no token is possible, or the logits are not finite
     logprob: Logprob | None = None  # if the sampling asks for it
+    mask_s: float = 0.0  # that its grammar's mask took, where that is much
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +72,17 @@ class Drawn:
     tokens: Tensor  # [requests], NONE where no token is possible
     asked: Sequence[int] = ()  # the rows that ask for log-probabilities
     likeliest: Likeliest | None = None  # the log-probabilities of these rows
+    masks: Mapping[int, float] = field(default_factory=dict)  # by row: what masks took that took much
 
     def read(self) -> list[SampledToken]:
         """Wait for the tokens and return them."""
         tokens = [None if token == NONE else token for token in self.tokens.tolist()]
-        if self.likeliest is None:
+        if self.likeliest is None and not self.masks:
             return [SampledToken(token) for token in tokens]
-        logprobs = dict(zip(self.asked, _logprobs(self.likeliest), strict=True))
+        logprobs = dict(zip(self.asked, _logprobs(self.likeliest), strict=True)) if self.likeliest is not None else {}
         return [
-            SampledToken(token, logprobs.get(row) if token is not None else None) for row, token in enumerate(tokens)
+            SampledToken(token, logprobs.get(row) if token is not None else None, self.masks.get(row, 0.0))
+            for row, token in enumerate(tokens)
         ]
 
 
@@ -140,12 +144,12 @@ class Sampler:
         asked = [row for row, token in enumerate(wanted) if token.sampling.logprobs is not None]
         rows = on_device(torch.tensor(asked), logits.device) if asked else None
         raw = logits.index_select(0, rows) if rows is not None else None
-        self._edit(logits, wanted)
+        masks = self._edit(logits, wanted)
         tokens = self._kernels.draw(logits, [token.sampling for token in wanted], _numbers(wanted))
         if rows is None or raw is None:
-            return Drawn(tokens)
+            return Drawn(tokens, masks=masks)
         tops = [wanted[row].sampling.logprobs or 0 for row in asked]
-        return Drawn(tokens, asked, self._kernels.logprobs(raw, tokens.index_select(0, rows), tops))
+        return Drawn(tokens, asked, self._kernels.logprobs(raw, tokens.index_select(0, rows), tops), masks)
 
     def drawn(self, tokens: Tensor, wanted: Sequence[NextToken]) -> Drawn:
         """Return the tokens that a captured step has drawn by `table`: a step that others' edits sit out."""
@@ -159,10 +163,12 @@ class Sampler:
         of_tokens = on_device(torch.tensor(tokens), logits.device)
         return _logprobs(self._kernels.logprobs(logits, of_tokens, [top] * len(tokens)))
 
-    def _edit(self, logits: Tensor, wanted: Sequence[NextToken]) -> None:
+    def _edit(self, logits: Tensor, wanted: Sequence[NextToken]) -> Mapping[int, float]:
+        """Edit the logits, and return what masks took that took much."""
         coming = self._coming.pop(id(wanted), None)
         if edits := self._follow(wanted) if coming is None else coming[1].result():
             edit_logits(logits, [*edits], [*edits.values()], self._kernels)
+        return {row: kept.mask_s for row, kept in edits.items() if kept.mask_s > MUCH_S}
 
     @torch.inference_mode()
     def _follow(self, wanted: Sequence[NextToken]) -> _RowEdits:

@@ -2,14 +2,15 @@
 
     bodies, lines end ──▶ used, in memory ──▶ every second: spent.sqlite beside the jobs ◀──▶ other gateways, job runner
 
-The file outlives the deployment. A body begins while its key has a token left, so a key may go beyond its budget by
-what its open bodies use, and by what other gateways have counted in the last second.
+The file outlives the deployment. Open bodies hold what they may use (ledger.py), so a key goes beyond its budget only
+by what other gateways have counted in the last second, and by what costs tokens without an output.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sqlite3
 import threading
 import time
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from alignedserve.config.sections import JobsConfig
 from alignedserve.gateway.access.keys import Limits
+from alignedserve.locks import NotPrivate, open_private
 from alignedserve.store.storage import data_folder, is_on
 
 FILE = "spent.sqlite"
@@ -54,11 +56,17 @@ class Budgets:
             )
         return day, month
 
-    def over(self, caller: str, limits: Limits) -> tuple[str, float] | None:
-        """Return the budget that a caller has used up, and the seconds until there is another one."""
+    def left(self, caller: str, limits: Limits) -> int:
+        """Return the tokens that are left of a caller's budgets."""
+        pairs = zip((limits.tokens_per_day, limits.tokens_per_month), self.used(caller), strict=True)
+        return min(most - used for most, used in pairs if most is not None)
+
+    def over(self, caller: str, limits: Limits, tokens: int = 1) -> tuple[str, float] | None:
+        """Return the budget in which a caller has fewer than these tokens left, and the seconds until another one."""
         if not limits.has_budget:
             return None
         (day, month), now = self.used(caller), self._now()
+        day, month = day + tokens - 1, month + tokens - 1
         today = datetime.fromtimestamp(now, timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
         if limits.tokens_per_month is not None and month >= limits.tokens_per_month:
             next_month = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
@@ -96,7 +104,7 @@ class Budgets:
             try:
                 written = self._exchange(new)
                 self._fault = ""
-            except (sqlite3.Error, OSError) as error:
+            except (sqlite3.Error, OSError, NotPrivate) as error:
                 if str(error) != self._fault:
                     log.error("what keys use is counted here alone, since %s cannot be written: %s", self._path, error)
                 self._fault = str(error)
@@ -110,6 +118,7 @@ class Budgets:
         if not new and not self._path.exists():
             return {}  # no key has a budget
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(open_private(self._path))
         with closing(sqlite3.connect(self._path, timeout=BUSY_S)) as file, file:
             file.execute(_MAKE)
             file.executemany(_ADD, [(*key, tokens) for key, tokens in new.items()])

@@ -42,6 +42,7 @@ log = logging.getLogger("alignedserve.keys")
 
 HASHED = "sha256:"
 MOST_KEYS = 1000
+GONE_LOOKS = 3  # at a keys file, a second apart, after which one that is not there was deleted: editors replace files
 MOST_OPEN = 256  # requests for tokens that a key may have open at once, if the entry sets no number
 # Log-probabilities that all open answers of a caller may have at one gateway, where its entry sets no number. An answer
 # of 8,192 tokens with top_logprobs 20 has 172,032.
@@ -197,10 +198,10 @@ def hash_setting(api_key: str) -> str:
     return api_key if _DIGEST.fullmatch(api_key) else hash_key(api_key)
 
 
-def key_ring(api_key: str | None, keys_file: str | None) -> KeyRing:
-    """Return the keys of the setting and of the keys file."""
+def key_ring(api_key: str | None, keys_file: str | None, is_gone: bool = False) -> KeyRing:
+    """Return the keys of the setting and of the keys file; a file that `is_gone` holds none."""
     entries = [] if api_key is None else [KeyEntry(SETTING_KEY_ID, hash_setting(api_key), EVERY_SCOPE)]
-    if keys_file is not None:
+    if keys_file is not None and not is_gone:
         entries += read_keys(Path(keys_file))
     _check_distinct(entries, str(keys_file))
     return KeyRing(entries, is_closed=keys_file is not None)
@@ -210,8 +211,8 @@ class KeysFile:
     """The keys of the setting and of the keys file, which is read again where it has changed."""
 
     def __init__(self, api_key: str | None, path: str | None) -> None:
-        self._source = api_key, path
-        self._read = self._source, state_of(path)  # when it was read
+        self._source, self._num_gone = (api_key, path), 0
+        self._read = self._source, state_of(path), False  # when it was read
         self.ring = key_ring(api_key, path)
 
     def follow(self, config: Config) -> None:
@@ -220,14 +221,25 @@ class KeysFile:
 
     def read(self) -> KeyRing:
         """Return the keys as they are now, which is always the same ring. Raise a ConfigError, and leave the ring as it
-        was, where the file cannot be read or is wrong."""
+        was, where the file cannot be read or is wrong. The keys of a file that was deleted, and not replaced at once,
+        count no more."""
         api_key, path = source = self._source
-        now = source, state_of(path)
+        self._num_gone = self._num_gone + 1 if path is not None and _is_gone(path) else 0
+        now = source, state_of(path), (is_gone := self._num_gone >= GONE_LOOKS)
         if now != self._read:
-            self.ring.take(key_ring(api_key, path))
+            self.ring.take(key_ring(api_key, path, is_gone))
             self._read = now
             log.info("the keys have changed: those of now count from now on, and no others")
         return self.ring
+
+
+def _is_gone(path: str) -> bool:
+    """Return whether there is no such file, which a disk that does not answer does not say."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
 
 
 def state_of(*paths: str | None) -> tuple[tuple[int, ...], ...]:

@@ -3,6 +3,7 @@
 Each caller has a row, found by a digest of its id:
 
     digest 16 | requests left, as of | tokens left, as of | requests open at gateway 0, 1, ... 63, the job runner
+              | tokens of its budgets that these hold, likewise
 
 A deployment has few callers at a time. Where all rows are taken, since keys come and go, a new caller gets the row of
 the caller that has had nothing open for longest: as a rule a minute's limits are full again by then.
@@ -35,7 +36,8 @@ from alignedserve.locks import LockHeld, open_private, take
 
 MOST_GATEWAYS = 64
 JOB_RUNNER = MOST_GATEWAYS  # the place of the job runner
-_ROW = struct.Struct(f"=16s4d{MOST_GATEWAYS + 1}I")
+_PLACES = MOST_GATEWAYS + 1
+_ROW = struct.Struct(f"=16s4d{2 * _PLACES}I")
 _NUM_ROWS = 2 * MOST_KEYS  # with room for keys that have been replaced
 _UNUSED = bytes(16)
 LOCK_S = 0.2  # the event loop stands still meanwhile
@@ -65,7 +67,8 @@ class Bucket:
 class CallerRow:
     requests: Bucket = field(default_factory=Bucket)
     tokens: Bucket = field(default_factory=Bucket)
-    open_at: list[int] = field(default_factory=lambda: [0] * (MOST_GATEWAYS + 1))  # requests open at each place
+    open_at: list[int] = field(default_factory=lambda: [0] * _PLACES)  # requests open at each place
+    held_at: list[int] = field(default_factory=lambda: [0] * _PLACES)  # tokens of budgets that they hold
 
 
 class Ledger:
@@ -85,7 +88,7 @@ class Ledger:
             for offset in range(0, size, _ROW.size):
                 if self._memory[offset : offset + 16] != _UNUSED:
                     digest, row = self._read(offset)
-                    row.open_at[place] = 0
+                    row.open_at[place] = row.held_at[place] = 0
                     self._write(offset, digest, row)
 
     def close(self) -> None:
@@ -141,17 +144,18 @@ class Ledger:
         return self._memory[offset : offset + 16]
 
     def _read(self, offset: int) -> tuple[bytes, CallerRow]:
-        digest, requests, requests_at, tokens, tokens_at, *open_at = _ROW.unpack_from(self._memory, offset)
-        return digest, CallerRow(Bucket(requests, requests_at), Bucket(tokens, tokens_at), open_at)
+        digest, requests, requests_at, tokens, tokens_at, *at_places = _ROW.unpack_from(self._memory, offset)
+        both = at_places[:_PLACES], at_places[_PLACES:]
+        return digest, CallerRow(Bucket(requests, requests_at), Bucket(tokens, tokens_at), *both)
 
     def _write(self, offset: int, digest: bytes, row: CallerRow) -> None:
         requests, tokens = row.requests, row.tokens
         buckets = requests.left, requests.at, tokens.left, tokens.at
-        _ROW.pack_into(self._memory, offset, digest, *buckets, *row.open_at)
+        _ROW.pack_into(self._memory, offset, digest, *buckets, *row.open_at, *row.held_at)
 
 
 def ledger_name(deployment: str) -> str:
-    return f"{deployment}-limits"
+    return f"{deployment}-limits-2"  # another number where rows change: of two versions each has its own
 
 
 def open_shared(path: Path, size: int) -> int:

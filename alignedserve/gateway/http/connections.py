@@ -42,6 +42,7 @@ class GatewayConnection(HttpToolsProtocol):
         self._refusal: ApiError = bad_head()
         self._num_headers, self._head_bytes, self._silent_bytes, self._is_silent = 0, 0, 0, True
         self._deadline: asyncio.TimerHandle | None = None  # set while no request is running
+        self._is_in_head, self._num_received = False, 0
         self._running: RequestResponseCycle | None = None  # the request being answered; `cycle` may be a later request
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -62,7 +63,7 @@ class GatewayConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        self._is_silent = True
+        self._is_silent, self._num_received = True, self._num_received + 1
         super().data_received(data)
         self._silent_bytes = self._silent_bytes + len(data) if self._is_silent else 0
         if self._silent_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
@@ -71,7 +72,7 @@ class GatewayConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._num_headers, self._head_bytes = 0, 0
+        self._num_headers, self._head_bytes, self._is_in_head = 0, 0, True
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -90,7 +91,7 @@ class GatewayConnection(HttpToolsProtocol):
             raise self._refusal  # the parser stops, and `send_400_response` sends the refusal
 
     def on_headers_complete(self) -> None:
-        self._is_silent = False
+        self._is_silent = self._is_in_head = False
         has_body = any(
             name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
             for name, value in self.headers
@@ -138,7 +139,21 @@ class GatewayConnection(HttpToolsProtocol):
         return True
 
     def timeout_keep_alive_handler(self) -> None:
-        """End the connection: abort it if bytes are unsent, since a client that reads nothing would keep it open."""
+        """End the connection; but first read what came while this process was stopped: when it goes on, timers run
+        before anything is read. A client that has begun a head gets no more time."""
+        if self._is_in_head:
+            self._end()
+        else:
+            self.loop.call_later(0.0, self._end_if_silent, self._num_received)
+
+    def _end_if_silent(self, num_received: int) -> None:
+        if num_received == self._num_received:
+            self._end()
+        elif self._is_in_head or self._running is None or self._running.response_complete:
+            self._set_deadline()
+
+    def _end(self) -> None:
+        """Close the connection, or abort it if bytes are unsent: a client that reads nothing would keep it open."""
         if self.transport.is_closing() or self.transport.get_write_buffer_size():
             self.transport.abort()
         else:

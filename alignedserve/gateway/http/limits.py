@@ -2,9 +2,10 @@
 
     head read     a request of the minute, a place, and whether a token is left, of its budgets too; nothing of what
                   only looks or brings: models, files, batches
-    body read     a place for each other choice, all log-probabilities and all tokens that the body may cost
+    body read     a place for each other choice, all log-probabilities and all tokens that the body may cost, of its
+                  budgets as many as are left
     choices end   the tokens that it did not use come back; a body that was refused has used none
-    answer ends   the places and the log-probabilities come back; the budgets count what was used
+    answer ends   the places and the log-probabilities come back; the budgets count what was used, and hold no more
 
 A body that sets no limit of output tokens may cost as much as the model's context. It takes USUAL_TOKENS for each
 choice before it begins and the rest as they arrive, and all of its choices together get a minute's worth at most. Where
@@ -31,7 +32,7 @@ from typing import Literal
 
 from alignedserve.core import Request
 from alignedserve.gateway.access.keys import Caller
-from alignedserve.gateway.access.ledger import JOB_RUNNER, Bucket, Ledger
+from alignedserve.gateway.access.ledger import JOB_RUNNER, Bucket, CallerRow, Ledger
 from alignedserve.gateway.openai.errors import ApiError, no_room, rate_limited, try_later
 
 USUAL_TOKENS = 1024  # of an output without a limit, and at most this part of a minute's worth:
@@ -39,6 +40,8 @@ USUAL_PART = 8
 REFUSALS = range(400, 500)  # statuses with which a body has computed nothing, if it has no output
 REFUSALS_PER_S, REFUSALS_AT_ONCE = 50, 100  # of a caller; the answers to those beyond wait, each at most
 REFUSAL_WAIT_S = 5.0
+BYTES_PER_S, BYTES_AT_ONCE = 16 << 20, 4 << 20  # of a caller's files, at each gateway
+LEAST_PIECE = 16 << 10
 MOST_CHOICES = 32_768  # of all bodies of a gateway: each takes up to 4 KB of it, also where nobody has a key
 MOST_HELD_BACK = 1024  # of all callers: each has a connection
 LUMP = 64  # tokens of output that are written to the ledger together, beyond those that were taken before
@@ -63,7 +66,8 @@ class Tab:
         self._taken = self._used = 0  # tokens: taken from the ledger, and used of these or beyond these
         self._worked = 0.0  # tokens that other work costs, before they are rounded and limited
         self._tried = 0  # tokens used for trials, which a refusal does not give back
-        self._counted = 0  # tokens that its caller's budgets have counted
+        self._held = 0  # tokens of its caller's budgets that it holds: used ones, and some to come
+        self._counted = 0  # tokens that these budgets have counted
         self.is_over = False  # whether a limit of its caller was reached
 
     def enter(self) -> None:
@@ -97,12 +101,25 @@ class Tab:
 
     def need_token(self) -> None:
         """Raise if no token is left."""
-        if (over := self._ledger.budgets.over(self.caller.id, self._limits)) is not None:
-            self.is_over = True
-            budget, wait_s = over  # no client tries for hours
-            message = f"this API key has used its {budget}: there are more in {math.ceil(wait_s / 3600)} h"
-            raise try_later(429, message, "insufficient_quota", wait_s, headers={"x-should-retry": "false"})
+        if self._limits.has_budget:
+            with self._ledger.row(self.caller.id) as row:
+                left = self._left_of_budgets(row)
+            if left < 1:
+                raise self._over_budget(1)
         self._take_tokens(0, least=1)
+
+    def _left_of_budgets(self, row: CallerRow) -> int:
+        return self._ledger.budgets.left(self.caller.id, self._limits) - sum(row.held_at)
+
+    def _over_budget(self, tokens: int) -> ApiError:
+        """Return the error of a caller whose budgets have fewer than these tokens, or whose open bodies hold them."""
+        if (over := self._ledger.budgets.over(self.caller.id, self._limits, tokens)) is None:
+            return self._over("its budget of tokens, of which its open requests hold the rest", 1.0)
+        self.is_over = True
+        budget, wait_s = over  # no client tries for hours
+        has = "has used its" if tokens == 1 else f"has fewer than {tokens} tokens left of its"
+        message = f"this API key {has} {budget}: there are more in {math.ceil(wait_s / 3600)} h"
+        return try_later(429, message, "insufficient_quota", wait_s, headers={"x-should-retry": "false"})
 
     def hold_places(self, number: int) -> None:
         """Hold this many places until the answer has ended; raise if the caller has fewer left."""
@@ -161,6 +178,7 @@ class Tab:
         `has_limit` says whether the client limits their outputs. Raise if the tokens are not left now, or if even a
         whole minute has too few."""
         self._used += prompt_tokens
+        requests = self._within_budgets(requests, has_limit)
         per_minute = self._limits.tokens_per_minute
         if per_minute is None:
             return tuple(requests)
@@ -173,12 +191,41 @@ class Tab:
         self._take_tokens(prompt_tokens + sum(min(request.max_tokens, usual) for request in limited))
         return limited
 
+    def _within_budgets(self, requests: Sequence[Request], has_limit: bool) -> Sequence[Request]:
+        """Hold of the caller's budgets what the requests may cost, and return them with as many tokens as are left.
+        Raise where the prompts leave none."""
+        if not self._limits.has_budget:
+            return requests
+        is_whole = has_limit or self._ledger.place == JOB_RUNNER  # a line that has begun is not cut
+        with self._ledger.row(self.caller.id) as row:
+            most = (self._left_of_budgets(row) - self._used) // len(requests)
+            limited = [replace(each, max_tokens=min(each.max_tokens, most)) for each in requests]
+            if most >= 1:
+                sure = most if is_whole else USUAL_TOKENS
+                self._hold(row, self._used + sum(min(each.max_tokens, sure) for each in limited))
+                return limited
+        raise self._over_budget(self._used + len(requests))
+
+    def _hold(self, row: CallerRow, tokens: int) -> None:
+        row.held_at[self._ledger.place] += tokens - self._held
+        self._held = tokens
+
+    def _hold_more(self) -> bool:
+        """Hold the tokens that were used beyond those held, and a lump; return whether any was left."""
+        if not self._limits.has_budget:
+            return True
+        with self._ledger.row(self.caller.id) as row:
+            lump = max(0, min(LUMP, self._left_of_budgets(row) - (self._used - self._held)))
+            self._hold(row, self._used + lump)
+        return lump > 0
+
     def use(self, tokens: int) -> bool:
         """Count tokens of an output that have arrived, and return whether its caller may have more."""
         self._used += tokens
         self._foreseen -= tokens
         has_room = self._foreseen >= 0 or not self._logprobs_each or self._foresee_more()
-        return has_room and (self._used <= self._taken or self._take_more())
+        has_minute = self._used <= self._taken or self._take_more()
+        return has_room and has_minute and (self._used <= self._held or self._hold_more())
 
     def _foresee_more(self) -> bool:
         """Hold more log-probabilities; return whether there is room. An answer alone has it: its body was let in."""
@@ -240,9 +287,10 @@ class Tab:
         self._hold_logprobs(-self._logprobs)
         self._ledger.choices.give(self.caller, self._choices)
         self._choices = 0
-        if self._places:
+        if self._places or self._held:
             with self._ledger.row(self.caller.id) as row:
                 row.open_at[self._ledger.place] -= self._places
+                self._hold(row, 0)
             self._places = 0
 
     def headers(self) -> dict[str, str]:
@@ -283,13 +331,28 @@ class Tab:
         self._taken = tokens
 
 
-class RefusalPace:
+class Pace:
+    """Spaces out what a caller does: after a rest `at_once` of it, then `per_s` in a second."""
+
+    def __init__(self, per_s: float, at_once: float, most_s: float, now: Callable[[], float] = time.monotonic) -> None:
+        """A caller waits for `most_s` at most."""
+        self._per_s, self._at_once, self._most_s, self._now = per_s, at_once, most_s, now
+        self._due_at: dict[str, float] = {}  # caller -> when all of its own so far is due
+
+    def wait_s(self, caller: str, amount: float = 1.0) -> float:
+        """Count an amount, and return how long it waits."""
+        now = self._now()
+        began_at = max(self._due_at.get(caller, -math.inf), now - self._at_once / self._per_s)
+        self._due_at[caller] = min(began_at + amount / self._per_s, now + self._most_s)
+        return max(0.0, self._due_at[caller] - now)
+
+
+class RefusalPace(Pace):
     """Space out the refusals of a caller: a program that sends what is refused in a loop, which costs it nothing, would
     take a processor from all others."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._due_at: dict[str, float] = {}  # caller -> when its refusals so far are all due
+        super().__init__(REFUSALS_PER_S, REFUSALS_AT_ONCE, REFUSAL_WAIT_S, now)
         self._num_held = 0
 
     async def hold_back(self, caller: str) -> None:
@@ -303,12 +366,18 @@ class RefusalPace:
         finally:
             self._num_held -= 1
 
-    def wait_s(self, caller: str) -> float:
-        """Count a refusal, and return how long its answer waits."""
-        now = self._now()
-        began_at = max(self._due_at.get(caller, -math.inf), now - REFUSALS_AT_ONCE / REFUSALS_PER_S)
-        self._due_at[caller] = min(began_at + 1 / REFUSALS_PER_S, now + REFUSAL_WAIT_S)
-        return max(0.0, self._due_at[caller] - now)
+
+class BytePace(Pace):
+    """Space out the bytes of a caller's files, up and down: the event loop and the disk move some 100 MB in a second,
+    and a chat waits behind each piece."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(BYTES_PER_S, BYTES_AT_ONCE, math.inf, now)
+
+    async def take(self, caller: str, num_bytes: int) -> None:
+        """Wait until the caller may move these bytes, one turn of the event loop at least. A small piece counts as
+        LEAST_PIECE, since that is what it costs."""
+        await asyncio.sleep(self.wait_s(caller, max(num_bytes, LEAST_PIECE)))
 
 
 class LookPace:

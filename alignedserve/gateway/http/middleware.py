@@ -85,7 +85,10 @@ class RequestMiddleware:
         ledger: Ledger,
         metrics: RequestMetrics,
         now: Callable[[], float],
+        on_end: Callable[[Caller, HttpRecord], None],
     ) -> None:
+        """`on_end` is told each request of a caller when it has ended."""
+        self._on_end = on_end
         self._app, self._calls, self._keys, self._origins = app, calls, keys, origins
         self._ledger, self._metrics, self._now = ledger, metrics, now
         self._pace = RefusalPace()
@@ -107,10 +110,11 @@ class RequestMiddleware:
             if record.status is not None:
                 raise
             error = scope["state"].get("revoked") or draining()
-            await error_response(error, record.path)(scope, receive, send)
+            await error_response(error, record)(scope, receive, send)
         finally:
             if (tab := scope["state"].get("tab")) is not None:
                 tab.close(is_refused=record.error in REFUSALS and not record.output_tokens)
+                self._on_end(tab.caller, record)
             if record.path not in PROBES:
                 if record.error is not None:
                     self._metrics.http_errors.of(str(record.error)).inc()
@@ -123,7 +127,7 @@ class RequestMiddleware:
         try:
             if not self._keys:
                 self._origins.check(record.method, headers)
-            if record.path not in PUBLIC:
+            if record.path not in PUBLIC and record.method != "OPTIONS":  # which no route takes: browsers ask by it
                 scope["state"]["tab"] = tab = Tab(self._ledger, self._caller(headers, record.path))
                 record.caller = tab.caller.id
                 with self._calls.held(tab.caller, scope["state"]):
@@ -136,7 +140,7 @@ class RequestMiddleware:
                 _log.exception("%s failed", record.id)
             if record.status is not None:
                 raise
-            await error_response(error, record.path)(scope, receive, send)
+            await error_response(error, record)(scope, receive, send)
 
     def _caller(self, headers: Headers, path: str) -> Caller:
         is_page = path == PAGE or path.startswith(f"{PAGE}/")

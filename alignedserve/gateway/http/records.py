@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from alignedserve.config.prices import Charged
 from alignedserve.core import Request, ServiceClass
 from alignedserve.gateway.http.limits import Tab
+from alignedserve.gateway.openai.errors import ApiError
 from alignedserve.metrics.meter import RequestMeter
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import Delivered
@@ -16,7 +18,17 @@ from alignedserve.owner.client import Delivered
 _log = logging.getLogger("alignedserve.gateway")
 
 HEADER = "server-timing"
+MOST_MESSAGE = 500  # characters of an error that are remembered
 CLIENT_CLOSED = 499  # in the log: the client left before its answer or in the middle of it
+
+
+class Fault(NamedTuple):
+    """An error that was answered, or ended a stream: without the exception, which would keep the body."""
+
+    status: int
+    code: str | None
+    message: str
+    logged: str  # without what the client sent
 
 
 @dataclass
@@ -37,11 +49,15 @@ class HttpRecord:
     ttft_s: float | None = None
     finish: str | None = None  # stop, length, abort (the client left) or error
     status: int | None = None
+    fault: Fault | None = None
 
     @property
     def error(self) -> int | None:
         """Return the status if the answer was an error; that a client leaves, or closes the live page, is none."""
         return None if self.status is None or self.status < 400 or self.status == CLIENT_CLOSED else self.status
+
+    def note(self, error: ApiError) -> None:
+        self.fault = Fault(error.status, error.code, error.message[:MOST_MESSAGE], error.logged)
 
     def log(self, now: float) -> None:
         """Write the log line, which never shows any of a prompt or an output."""
@@ -54,6 +70,8 @@ class HttpRecord:
             "caller": self.caller,
             "client_request_id": self.client_id,
         }
+        if self.fault is not None:
+            fields |= {"error": self.fault.logged, "code": self.fault.code}
         if self.service is not None:
             fields |= {
                 "class": self.service.value,
@@ -134,9 +152,11 @@ class BodyMeter:
             longest = max(meter.num_output for meter in self._meters.values())
             self._metrics.of[self._record.service].longest_choice.observe(longest)
 
-    def finish(self, finish: str) -> None:
-        """Note how the body's answer ends."""
+    def finish(self, finish: str, error: ApiError | None = None) -> None:
+        """Note how the body's answer ends, and by which error."""
         self._record.finish = finish
+        if error is not None:
+            self._record.note(error)
 
     def finish_choice(self, choice: int, finish: str) -> None:
         self._meters[choice].finish = finish

@@ -3,6 +3,7 @@
 errors.py          Errors in OpenAI's form: what they are made of, and those that several places raise.
 formats.py         The forms that a client may demand of its answer: a JSON schema, a pattern, a grammar, ...
 itemised.py        Answers that are told by items: what Responses and Messages have in common.
+peers.py           The names that clients of other servers have for what a body says.
 promises.py        Chooses a request's service class and deadlines.
 reading.py         Turns the delivered tokens of a request into pieces of its answer.
 requests.py        Makes Requests of a parsed body: prompts as tokens, limits, sampling. Answers /tokenize, /detokenize.

@@ -4,13 +4,14 @@ places raise."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
-from alignedserve.errors import AlignedServeError, ModelError, PromptError, StoreError, StoreFull, StoreTaken
+from alignedserve.errors import AlignedServeError, BytesGone, ModelError, PromptError, StoreError, StoreFull, StoreTaken
 from alignedserve.gateway.access.keys import ANONYMOUS, Caller
 from alignedserve.owner.client import Culprit, CutOff, GivenUp, Overloaded
 from alignedserve.shell.bounded_threads import WorkTooLong
@@ -29,8 +30,13 @@ TYPES = {
 }
 
 
+_QUOTE = re.compile(r"""(?!(?<=\w\w)'[st]\b)["']""")  # what a client sent stands in quotes; not the 's of a word
+_MOST_LOGGED = 300  # characters
+
+
 class ApiError(AlignedServeError):
-    """An error as an answer: its status, its body in OpenAI's form, its headers."""
+    """An error as an answer: its status, its body in OpenAI's form, its headers. `logged` is what the log says of it
+    where the message holds what the client sent, and not in quotes."""
 
     def __init__(
         self,
@@ -40,10 +46,18 @@ class ApiError(AlignedServeError):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        logged: str | None = None,
     ) -> None:
         super().__init__(message)
+        self._logged = logged
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = dict(headers or {})
+
+    @property
+    def logged(self) -> str:
+        """Return the message without anything that the client sent: up to the first quote, in one line."""
+        said, *hidden = _QUOTE.split(self.message if self._logged is None else self._logged, 1)
+        return " ".join(said.split())[:_MOST_LOGGED] + ("..." if hidden else "")
 
     @property
     def body(self) -> dict[str, Any]:
@@ -55,13 +69,19 @@ class ClientGone(Exception):
     """The client has left or no longer reads: no answer can reach it."""
 
 
-def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    return ApiError(400, message, param=param, code=code)
+def invalid(message: str, param: str | None = None, code: str | None = None, *, logged: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code, logged=logged)
 
 
 def no_such_model(model: str) -> ApiError:
     message = f"the model {model!r} is not served here: see /v1/models"
-    return ApiError(404, message, param="model", code="model_not_found")
+    said = "no model of this name is served here"
+    return ApiError(404, message, param="model", code="model_not_found", logged=said)
+
+
+def only_embeds(model: str) -> ApiError:
+    message = f"the model {model!r} writes no text here: send texts to /v1/embeddings, or to /v1/rerank"
+    return ApiError(400, message, param="model", code="unsupported_model")
 
 
 def no_such_request(request: str) -> ApiError:
@@ -127,18 +147,21 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, WorkTooLong):
         return culprit(f"{error}: do not send it again", "body_takes_too_long")
     if isinstance(error, Overloaded):
-        why = error.why + (f" (see `alignedserve explain {error.request}`)" if error.request else "")
+        why = error.why + (f" (see `{error.command}`)" if error.command else "")
         status, code = (503, "server_is_overloaded") if isinstance(error, GivenUp) else (429, "rate_limit_exceeded")
         return try_later(status, why, code, error.retry_after_s)
-    if isinstance(error, StoreFull):
-        return ApiError(507, str(error), code="insufficient_storage")
+    if isinstance(error, StoreFull):  # its text names a place of this machine, as those of all that follow
+        return ApiError(507, "the store has no space left", code="insufficient_storage", logged=str(error))
     if isinstance(error, StoreTaken):  # its text names places and deployments
         message = "another deployment has the store of batches: the log of the job runner says which"
         return try_later(503, message, "not_ready", RETRY_AFTER_NO_RUNNER_S)
-    if isinstance(error, StoreError):
+    if isinstance(error, BytesGone):
         return try_later(503, str(error), "store_unavailable", 5)
+    if isinstance(error, StoreError):
+        return try_later(503, "the store cannot be used now", "store_unavailable", 5, logged=str(error))
     if isinstance(error, PromptError | ModelError):  # a model that is served can only lack a chat template
-        return invalid(str(error), "messages")
+        said = str(error)  # what a template says of messages may quote them
+        return invalid(said, "messages", logged=said.partition(": ")[0].partition(" named ")[0])
     return internal()
 
 
@@ -147,22 +170,28 @@ def from_validation(error: ValidationError, body: Any) -> ApiError:
     first = error.errors(include_url=False, include_input=False)[0]
     field = first.get("ctx", {}).get("field")  # set by our own validators of a whole object
     param = _param((*first["loc"], field) if field else first["loc"], body)
-    if first["type"] == "extra_forbidden":
-        return invalid(f"{param}: there is no such field", param, "unknown_parameter")
+    if first["type"] == UNKNOWN:
+        logged = "there is no such field"
+        return invalid(f"{param}: {first['msg']}", param, "unknown_parameter", logged=logged)
+    declared = first["loc"][0] if first["loc"] else field or "body"  # names below it may be the client's
     if first["type"] == "union_tag_not_found" and first["ctx"]["discriminator"] == "'type'":
         param = _param((*first["loc"], "type"), body)
     if first["type"] in ("missing", "union_tag_not_found"):
-        return invalid(f"{param} is missing", param, "missing_required_parameter")
+        logged = f"{declared}: its {str(param).rpartition('.')[2]} is missing"
+        return invalid(f"{param} is missing", param, "missing_required_parameter", logged=logged)
     if first["type"] == "union_tag_invalid":
         kind, known = first["ctx"]["tag"], first["ctx"]["expected_tags"]
         param = _param((*first["loc"], "type"), body)
-        return invalid(f"{param}: {kind!r} is not supported here, only {known}", param, "unsupported_parameter")
+        said = f"{kind!r} is not supported here, only {known}"
+        return invalid(f"{param}: {said}", param, "unsupported_parameter", logged=f"{declared}: not supported here")
     if first["type"] == UNSUPPORTED:
         return invalid(first["msg"], param, "unsupported_parameter")
-    return invalid(f"{param}: {first['msg']}" if param else first["msg"], param, "invalid_value")
+    said = first["msg"]
+    return invalid(f"{param}: {said}" if param else said, param, "invalid_value", logged=f"{declared}: {said}")
 
 
-UNSUPPORTED = "unsupported"  # the type of our own validation errors for fields that are known but not supported
+# The types of our own validation errors for fields that are known but not supported, and for those that are not known.
+UNSUPPORTED, UNKNOWN = "unsupported", "unknown"
 
 
 def _param(location: tuple[int | str, ...], body: Any) -> str | None:

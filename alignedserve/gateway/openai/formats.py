@@ -16,8 +16,8 @@ from alignedserve.gateway.openai.errors import invalid
 from alignedserve.gateway.openai.strict import ListOf, Ruled, Strict, Usual, fault
 from alignedserve.text.call_grammar import BesideCalls, call_syntax, can_write
 from alignedserve.text.calls.formats import GENERAL, CallFormat
-from alignedserve.text.syntax import closed, json_syntax, lark_syntax, regex_syntax
-from alignedserve.text.syntax_trial import OnTrial
+from alignedserve.text.syntax import closed, is_gbnf, json_syntax, lark_syntax, regex_syntax
+from alignedserve.text.syntax_trial import Tried
 from alignedserve.text.text_model import TextModel
 
 MOST_CHARACTERS = 100_000  # of a syntax, which travels with its request from part to part
@@ -74,7 +74,7 @@ class Format:
 
     field: str
     kind: str  # choice, json, regex, grammar or calls
-    wanted: Any = None  # texts to choose from; a schema, or its text; a pattern; rules in Lark's language
+    wanted: Any = None  # texts to choose from; a schema, or its text; a pattern; rules in Lark's language, or GBNF
     spaces: str | None = None  # a pattern of the white space between parts of JSON
     calls: WantedCalls | None = None  # which stand alone, or beside a schema
 
@@ -82,7 +82,7 @@ class Format:
         """Return the format of the calls that the answer may be, if it may be any."""
         return None if self.calls is None else self.calls.form(text, self._whole_schema())
 
-    def limits(self, text: TextModel, on_trial: OnTrial) -> tuple[Choice | None, str]:
+    def limits(self, text: TextModel, tried: Tried) -> tuple[Choice | None, str]:
         """Return what an output must follow, as lists of tokens or as a syntax; raise if nothing could follow it."""
         if self.kind == "choice":
             return self._choice(text), ""
@@ -91,14 +91,16 @@ class Format:
             if self.kind == "regex":
                 syntax = regex_syntax(_check_size(self.wanted))
             elif self.kind == "grammar":
-                syntax = lark_syntax(_check_size(self.wanted))
+                rules = _check_size(self.wanted)
+                syntax = text.trial.of_gbnf(rules, tried) if is_gbnf(rules) else lark_syntax(rules)
             elif syntax is None:
                 syntax = json_syntax(closed(self._whole_schema()), self.spaces)
-            fault = text.trial.find_fault(_check_size(syntax), on_trial)
+            fault = text.trial.find_fault(_check_size(syntax), tried)
         except (ValueError, RecursionError, ModelError) as error:
             fault = " ".join(str(error).split())
         if fault is not None:
-            raise invalid(f"{self.field} cannot be followed: {fault}", self.field, "invalid_value")
+            said = f"{self.field} cannot be followed"
+            raise invalid(f"{said}: {fault}", self.field, "invalid_value", logged=said)
         return None, syntax
 
     def _choice(self, text: TextModel) -> Choice:
@@ -132,16 +134,19 @@ class NamedSchema(Strict):
 class ResponseFormat(Ruled):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
+    wanted: Schema | None = Field(None, alias="schema")  # llama.cpp's place for it
 
     def faults(self) -> Iterator[PydanticCustomError]:
         if (self.type == "json_schema") != (self.json_schema is not None):
             yield fault("json_schema", "must be there if type is json_schema, and only then")
+        if self.wanted is not None and self.type != "json_object":
+            yield fault("schema", "only allowed if type is json_object")
 
     @property
     def formats(self) -> list[Format]:
         if self.type == "text":
             return []
-        wanted = self.json_schema.wanted if self.json_schema is not None else None
+        wanted = self.json_schema.wanted if self.json_schema is not None else self.wanted
         return [Format("response_format", "json", ANY_OBJECT if wanted is None else wanted)]
 
 

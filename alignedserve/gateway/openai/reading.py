@@ -86,7 +86,7 @@ class AnswerReader:
             if body.may_call:
                 form = (body.format and body.format.call_format(text)) or text.call_format.without_marker
                 hidden = tuple(text.special_markers(form.markers)) if skip_special else ()
-                self._calls = CallReader(form, body.functions, body.most_calls, hidden)
+                self._calls = CallReader(form, body.schemas, body.most_calls, hidden)
                 self._is_all_calls = body.demanded_calls is not None
                 markers += form.markers
             if (family := text.reasoning) is not None:
@@ -98,8 +98,7 @@ class AnswerReader:
         self._stops = StopStrings(tuple(body.stop or ()), self._includes_stop)
         self._min_tokens = body.min_tokens or 0  # before this number of tokens no stop string counts
         self._is_empty = body.most_tokens == 0  # whether the answer shows the prompt only
-        ends_with_calls = self._calls is not None and self._calls.ends_answer
-        self._reads_singly = bool(body.stop) or self._splitter is not None or ends_with_calls
+        self._reads_singly = bool(body.stop) or self._splitter is not None or self._calls is not None
         self._num_tokens = 0
         self._num_open = 0  # tokens that may be the beginning of a reasoning
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from alignedserve.core import Adapter, Choice, Reasoning, Request, Sampling
@@ -25,7 +25,8 @@ from alignedserve.gateway.openai.types import (
 from alignedserve.scheduling.lengths import hinted
 from alignedserve.text.call_grammar import BesideCalls
 from alignedserve.text.chat_template import Rendering, all_texts
-from alignedserve.text.syntax_trial import OnTrial
+from alignedserve.text.infill import InfillTokens
+from alignedserve.text.syntax_trial import Tried
 from alignedserve.text.text_model import TextModel
 from alignedserve.text.token_sets import pack_tokens
 
@@ -52,7 +53,7 @@ class Origin:
     caller: Caller = ANONYMOUS
     adapter: Adapter | None = None  # that its model names
     tries: int = 0  # how often its client was refused before, as it says
-    on_trial: OnTrial = lambda _: None  # told the processor time of each trial of a grammar
+    tried: Tried = field(default_factory=Tried)  # of its grammars
 
 
 def make_requests(
@@ -67,7 +68,7 @@ def make_requests(
             ask = "embeddings and writes no text: send texts to /v1/embeddings"
         raise invalid(f"this model makes {ask}", "model", "unsupported_model")
     prompts = _prompts(body, text, max_model_len)
-    rules, stop_tokens = _make_rules(body, text, origin.on_trial)
+    rules, stop_tokens = _make_rules(body, text, origin.tried)
     num_choices, num_tokens = body.n or 1, sum(map(len, prompts))
     # A small body must not be large in every part, where each choice has the whole prompt.
     if num_choices > FEW_CHOICES and num_choices * num_tokens > MOST_CHOICE_TOKENS:
@@ -127,7 +128,7 @@ def _check_logprobs(body: ChatRequest | CompletionRequest, made: Sequence[Reques
 
 
 def _make_rules(
-    body: ChatRequest | CompletionRequest, text: TextModel, on_trial: OnTrial
+    body: ChatRequest | CompletionRequest, text: TextModel, tried: Tried
 ) -> tuple[Sampling, tuple[int, ...]]:
     """Return what all requests of a body share: the tokens that end an output, and the sampling without what differs
     from prompt to prompt, which is a seed of our own choice, and the reasoning."""
@@ -138,7 +139,10 @@ def _make_rules(
     }
     for name, ids in named.items():
         check_token_ids(name, ids or (), text.vocab_size)
-    stop_tokens = tuple(dict.fromkeys((*(body.stop_token_ids or ()), *(() if body.ignore_eos else text.eos_ids))))
+    ends = () if body.ignore_eos else text.eos_ids
+    if isinstance(body, CompletionRequest) and body.suffix and not body.ignore_eos:
+        ends += infill_tokens(text, "suffix").ends
+    stop_tokens = tuple(dict.fromkeys((*(body.stop_token_ids or ()), *ends)))
     # The body's rules together must leave a token that may come next.
     if body.min_tokens and body.allowed_token_ids and set(body.allowed_token_ids) <= set(stop_tokens):
         message = "allowed_token_ids: all of these tokens end the output, which min_tokens forbids"
@@ -146,7 +150,7 @@ def _make_rules(
     if body.format is not None and not stop_tokens:
         name = body.format.field
         raise invalid(f"{name} needs a token that ends the output: leave ignore_eos out, or name a stop token", name)
-    choice, syntax = _limits(body, text, on_trial)
+    choice, syntax = _limits(body, text, tried)
     sampling = _sampling(body, text.sampling, choice, syntax)
     # A small body must not be large in every part, since each of its choices has all of its rules.
     num_tokens = len(stop_tokens) + sum(map(len, () if choice is None else choice.outputs))
@@ -159,19 +163,19 @@ def _make_rules(
     return sampling, stop_tokens
 
 
-def _limits(body: ChatRequest | CompletionRequest, text: TextModel, on_trial: OnTrial) -> tuple[Choice | None, str]:
+def _limits(body: ChatRequest | CompletionRequest, text: TextModel, tried: Tried) -> tuple[Choice | None, str]:
     """Return what an output must follow, as lists of tokens or as a syntax; raise if nothing could follow it."""
     if body.format is not None:
-        return body.format.limits(text, on_trial)
+        return body.format.limits(text, tried)
     if not isinstance(body, ChatRequest) or not body.is_held(text):
         return None, ""
-    calls = WantedCalls(body.functions, body.most_calls is None, BesideCalls.TEXT)
+    calls = WantedCalls(body.schemas, body.most_calls > 1, BesideCalls.TEXT)
     try:
-        return Format("tools", "calls", calls=calls).limits(text, on_trial)
+        return Format("tools", "calls", calls=calls).limits(text, tried)
     except ApiError:  # a schema cannot be followed: arguments are any objects but where their schema binds them
         strict = body.strict_functions
         functions = {name: schema if name in strict else ANY_OBJECT for name, schema in calls.functions.items()}
-        return Format("tools", "calls", calls=replace(calls, functions=functions)).limits(text, on_trial)
+        return Format("tools", "calls", calls=replace(calls, functions=functions)).limits(text, tried)
 
 
 def _limited_reasoning(
@@ -238,11 +242,35 @@ def _prompts(body: ChatRequest | CompletionRequest, text: TextModel, max_model_l
             if isinstance(prompt, str):
                 check_length([prompt], text, max_model_len, most, "prompt")
         with_special = body.add_special_tokens is not False
+        if body.suffix:
+            return _prompts_before(body.suffix, body.prompts, text, with_special, max_model_len)
         prompts = [
             tuple(text.prompt_ids(prompt, with_special) if isinstance(prompt, str) else prompt)
             for prompt in body.prompts
         ]
     return [prompt[-(body.truncate_prompt_tokens or 0) :] for prompt in prompts]
+
+
+def _prompts_before(
+    suffix: str, prompts: Sequence[str | list[int]], text: TextModel, with_special: bool, max_model_len: int
+) -> list[tuple[int, ...]]:
+    """Return the prompts by which the model writes what comes between each of these and the suffix."""
+    tokens = infill_tokens(text, "suffix")
+    check_length([suffix], text, max_model_len, max_model_len, "suffix")
+    begin, after = text.prompt_ids("", with_special), text.inner_ids(suffix)
+    if len(prompts) > FEW_CHOICES and len(prompts) * len(after) > MOST_CHOICE_TOKENS:  # a small body must stay small
+        message = f"suffix: behind each of {len(prompts)} prompts it has {len(prompts) * len(after)} tokens, and "
+        raise invalid(f"{message}{MOST_CHOICE_TOKENS} is the most: send fewer prompts at a time", "suffix", "too_large")
+    each = (text.answer_ids(prompt) if isinstance(prompt, str) else prompt for prompt in prompts)
+    return [(*begin, *tokens.prompt(prompt, after)) for prompt in each]
+
+
+def infill_tokens(text: TextModel, field: str) -> InfillTokens:
+    """Return the tokens by which the model fills in the middle; raise where it has none."""
+    if text.infill is None:
+        message = f"{field}: this model cannot fill in the middle: its vocabulary has no tokens such as <|fim_prefix|>"
+        raise invalid(message, field, "unsupported_model")
+    return text.infill
 
 
 def _chat_ids(
@@ -279,12 +307,9 @@ def _max_tokens(body: ChatRequest | CompletionRequest, prompt_tokens: int, max_m
     if left < 1:
         fault = f"the prompt is too long: it has {prompt_tokens} tokens, which leaves none for output"
         raise too_long(fault, max_model_len, _prompt_field(body))
-    if body.most_tokens is not None and body.most_tokens > left:
-        name = body.most_tokens_field
-        fault = f"{name} asks for {body.most_tokens} tokens of output, the prompt has {prompt_tokens}"
-        raise too_long(fault, max_model_len, name)
-    # The engine always makes a token: where none is wanted, the answer does not show it.
-    most = 1 if body.most_tokens == 0 else body.most_tokens or min(left, body.usual_tokens or left)
+    # Who asks for more than is left gets that, since agents ask for more than some models have. The engine always makes
+    # a token: where none is wanted, the answer does not show it.
+    most = left if body.tokens_asked is None else max(1, min(left, body.tokens_asked))
     if (body.min_tokens or 0) > most:
         raise invalid(f"min_tokens: {body.min_tokens} is more than the output may have, {most}", "min_tokens")
     return most

@@ -113,7 +113,7 @@ class AnswerShape(ABC):
         self.options = body.stream_options or StreamOptions()
         self.with_ids = bool(body.return_token_ids)
         self.with_logprobs = requests[0].sampling.logprobs is not None
-        self._is_unlimited = body.most_tokens is None and body.usual_tokens is None  # the output may fill the context
+        self._tokens_asked = body.tokens_asked  # None: the output may fill the context
         self.text = text
         self._names = TokenNames(text.token_bytes, bool(body.return_tokens_as_token_ids))
         self.ignored = body.ignored + (body.unread_by(text) if isinstance(body, ChatRequest) else [])
@@ -230,8 +230,9 @@ class AnswerShape(ABC):
 
     def _choice(self, number: int, piece: AnswerPiece, logprobs: _Table) -> dict[str, Any]:
         choice = {"index": number, "logprobs": logprobs, "finish_reason": self._finish(number, piece)}
-        if piece.finish is FinishReason.LENGTH and self._is_unlimited:  # its client set no limit
-            longest, prompt = self.requests[number].most_tokens, len(self.requests[number].prompt)
+        request, asked = self.requests[number], self._tokens_asked
+        if piece.finish is FinishReason.LENGTH and (asked is None or asked > request.max_tokens):
+            longest, prompt = request.most_tokens, len(request.prompt)
             message = f"this model's maximum context length is {longest} tokens: "
             choice["finish_message"] = message + f"the prompt has {prompt}, the output the rest"
         return {**choice, "token_ids": list(piece.tokens)} if self.with_ids else choice
@@ -256,6 +257,7 @@ class ChatShape(AnswerShape):
     def __init__(self, body: ChatRequest, requests: Sequence[Request], tier: str, text: TextModel) -> None:
         super().__init__(body, requests, tier, text)
         self._calling: set[int] = set()  # choices that have called a tool
+        self._is_legacy = body.is_legacy  # the client knows one call of a function, and no tools
 
     def whole(self) -> dict[str, Any]:
         return {**super().whole(), **self._prompt_ids(0)}
@@ -270,7 +272,7 @@ class ChatShape(AnswerShape):
     def _whole_choice(self, number: int, piece: AnswerPiece, logprobs: _Table) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None} | _reasoning(piece)
         if piece.calls:
-            message["tool_calls"] = [_call(part) for part in piece.calls]
+            message |= self._calls(piece.calls, with_places=False)
         if piece.reasoning or piece.calls:
             message["content"] = piece.text or None
         return {**self._choice(number, piece, logprobs), "message": message}
@@ -278,18 +280,24 @@ class ChatShape(AnswerShape):
     def _chunk_choice(self, number: int, piece: AnswerPiece, first: bool, logprobs: _Table) -> dict[str, Any]:
         delta: dict[str, Any] = _reasoning(piece) | ({"content": piece.text} if piece.text else {})
         if piece.calls:
-            delta["tool_calls"] = [{"index": part.index, **_call(part)} for part in piece.calls]
+            delta |= self._calls(piece.calls, with_places=True)
         return {**self._choice(number, piece, logprobs), "delta": delta}
+
+    def _calls(self, parts: Sequence[CallPart], with_places: bool) -> dict[str, Any]:
+        """Return the field of a message or a delta that has these calls; a delta says the place of each."""
+        if self._is_legacy:
+            return {"function_call": _call(parts[0])["function"]}
+        return {"tool_calls": [{**({"index": part.index} if with_places else {}), **_call(part)} for part in parts]}
 
     def _needs_chunk(self, piece: AnswerPiece, first: bool) -> bool:
         return super()._needs_chunk(piece, first) or bool(piece.calls or piece.reasoning)
 
     def _finish(self, number: int, piece: AnswerPiece) -> str | None:
-        """Return the finish; an answer that stops after calling tools finishes with tool_calls."""
+        """Return the finish; an answer that stops after calling tools finishes with their word."""
         if piece.calls:
             self._calling.add(number)
         calls = piece.finish is FinishReason.STOP and number in self._calling
-        return "tool_calls" if calls else super()._finish(number, piece)
+        return ("function_call" if self._is_legacy else "tool_calls") if calls else super()._finish(number, piece)
 
     def _logprobs(self, number: int, piece: AnswerPiece, first: bool) -> dict[str, Any]:
         return {"content": chat_logprobs(piece.tokens, piece.logprobs, self._names), "refusal": None}

@@ -5,14 +5,20 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Tag, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
-from alignedserve.gateway.openai.errors import UNSUPPORTED, from_validation, invalid
+from alignedserve.config.sources import hint
+from alignedserve.gateway.openai.errors import UNKNOWN, UNSUPPORTED, from_validation, invalid
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MOST_NAMES = 2048  # fields of an object
+_MOST_SPELLED = 64  # characters of a name that are compared with those that are known
 
 
 class _FirstFault(FailFast):
@@ -54,11 +60,19 @@ class Strict(BaseModel):
     UNSUPPORTED: ClassVar[Usual] = {}
     WHERE: ClassVar[str] = ""  # such a field stands, for its error
 
+    @classmethod
+    def of(cls, tree: Mapping[str, Any]) -> Self:
+        """Return the object of these fields; raise an ApiError that names what is wrong."""
+        try:
+            return cls.model_validate(tree)
+        except ValidationError as error:
+            raise from_validation(error, tree) from None
+
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, tree: Any) -> Any:
-        """Drop unsupported fields that ask for nothing, and refuse the others. Refuse an object with very many fields
-        before they are checked: each fault would be written down."""
+        """Drop unsupported fields that ask for nothing, and refuse the others and unknown ones. Refuse an object with
+        very many fields before they are checked: each fault would be written down."""
         if not isinstance(tree, dict):
             return tree
         for name, value in tree.items() if cls.UNSUPPORTED else ():
@@ -71,6 +85,8 @@ class Strict(BaseModel):
         for name, value in [(None, tree), *tree.items()]:
             if isinstance(value, dict) and len(value) > MOST_NAMES:
                 raise fault(name, f"more than {MOST_NAMES} names in an object")
+        if (name := next((name for name in tree if name not in _fields_of(cls)), None)) is not None:
+            raise fault(name, f"there is no such field{hint(name[:_MOST_SPELLED], _fields_of(cls))}", UNKNOWN)
         return tree
 
     @property
@@ -80,6 +96,11 @@ class Strict(BaseModel):
         return [
             name for name, field in fields if _IGNORED in field.metadata and getattr(self, name) not in (None, False)
         ]
+
+
+@cache
+def _fields_of(kind: type[Strict]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in kind.model_fields.items())
 
 
 class Ruled(Strict):
@@ -136,10 +157,8 @@ def parse_body(kind: type[Body], body: bytes | bytearray) -> Body:
         except UnicodeDecodeError as error:
             raise invalid("the body is not UTF-8", code="invalid_json") from error
         except ValueError as error:
-            raise invalid(f"the body is not JSON: {error}", code="invalid_json") from error
+            said = "the body is not JSON"
+            raise invalid(f"{said}: {error}", code="invalid_json", logged=said) from error
         if not isinstance(tree, dict):
             raise invalid("the body must be a JSON object", code="invalid_json")
-        try:
-            return kind.model_validate(tree)
-        except ValidationError as error:
-            raise from_validation(error, tree) from error
+        return kind.of(tree)

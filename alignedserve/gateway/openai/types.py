@@ -7,15 +7,16 @@ default. Deadlines, tiers and priorities decide which request runs first (docs/h
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import Discriminator, Field, Tag, ValidationError, field_validator
+from pydantic import BeforeValidator, Discriminator, Field, PrivateAttr, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
-from alignedserve.gateway.openai.errors import UNSUPPORTED, from_validation
+from alignedserve.gateway.openai.errors import UNSUPPORTED, ApiError
 from alignedserve.gateway.openai.formats import (
     Choices,
     Format,
@@ -26,12 +27,16 @@ from alignedserve.gateway.openai.formats import (
     WantedCalls,
     vllm_formats,
 )
+from alignedserve.gateway.openai.peers import translated
 from alignedserve.gateway.openai.strict import Ignored, ListOf, Ruled, Strict, TextOr, Usual, fault
 from alignedserve.gateway.openai.tools import (
     MOST_TOOLS,
     NO_PARAMETERS,
     AllowedTools,
+    CalledFunction,
     CalledTool,
+    Function,
+    NamedFunction,
     NamedTool,
     Tool,
     ToolChoice,
@@ -40,14 +45,19 @@ from alignedserve.text.call_grammar import BesideCalls, can_write
 from alignedserve.text.chat_template import Rendering
 from alignedserve.text.text_model import TextModel
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_CALL = "call_{}"  # the id of a call that has none, by the name of its function
 _INT32 = 2**31
 _INT64 = 2**63
 MOST_MESSAGES = 4096
 MOST_LOGPROBS = 20  # besides the token's own
 MOST_CHOICES = 128  # of a prompt
-MOST_DEMANDED_CALLS = 16  # of an answer that must be calls
+MOST_CALLS, MOST_DEMANDED_CALLS = 128, 16  # of an answer that may be calls, or must be
 MOST_STOP_TOKENS = 256  # that a client names: each token of an output is looked for among them
 SWITCHES = ("enable_thinking", "thinking")  # variables of templates: whether the model reasons
+_PLAIN, _MOST_UNREAD = re.compile(r"\w{1,64}", re.ASCII), 16  # variables that a header names
 MOST_REQUESTS = 1024  # of a body: choices of all its prompts
 _LAST = 32  # last tokens of a prompt: they show whether the prompt ends within a reasoning
 
@@ -81,13 +91,14 @@ def text_of(content: str | Sequence[Any]) -> str:
 
 
 class ChatMessage(Ruled):
-    UNSUPPORTED: ClassVar[Usual] = {"audio": (), "function_call": ()}
+    UNSUPPORTED: ClassVar[Usual] = {"audio": ()}
     WHERE = "in a message, "
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None  # an assistant's may be missing, as in an answer that ended while it reasoned
     tool_calls: ListOf[CalledTool] | None = None  # of an assistant
     tool_call_id: str | None = None  # of a tool: the call that it answers
+    function_call: CalledFunction | None = None  # the older form of a call, which a message of its function answers
     name: str | None = None
     refusal: str | None = None  # of an assistant: what it said instead of a content
     reasoning: str | None = None
@@ -97,8 +108,11 @@ class ChatMessage(Ruled):
     def faults(self) -> Iterator[PydanticCustomError]:
         if self.content is None and self.role != "assistant":
             yield fault("content", "is missing", "missing")
-        if self.tool_calls and self.role != "assistant":
-            yield fault("tool_calls", "only an assistant calls tools")
+        for name in ("tool_calls", "function_call"):
+            if getattr(self, name) and self.role != "assistant":
+                yield fault(name, "only an assistant calls tools")
+        if self.role == "function" and self.name is None:
+            yield fault("name", "is missing", "missing")
         if (self.tool_call_id is not None) != (self.role == "tool"):
             yield fault("tool_call_id", "messages of the role tool must have it, other messages must not")
 
@@ -111,8 +125,13 @@ class ChatMessage(Ruled):
     def shown(self) -> dict[str, Any]:
         """The message as a chat template receives it."""
         message: dict[str, Any] = {"role": self.role, "content": self.text}
-        if self.tool_calls:
-            message["tool_calls"] = [call.shown for call in self.tool_calls]
+        calls = self.tool_calls or []
+        if (called := self.function_call) is not None:
+            calls = [*calls, CalledTool(type="function", id=_CALL.format(called.name), function=called)]
+        if self.role == "function":
+            message |= {"role": "tool", "tool_call_id": _CALL.format(self.name)}
+        if calls:
+            message["tool_calls"] = [call.shown for call in calls]
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         return message | self.told
@@ -163,6 +182,27 @@ class PromisedRequest(Ruled):
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     user: str | None = None
     metadata: dict[str, str] | None = None
+    _told: dict[str, str] = PrivateAttr(default_factory=dict)  # our names of fields that the client calls otherwise
+    _left_out: list[str] = PrivateAttr(default_factory=list)  # fields of the client's that mean nothing here
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any]) -> Self:
+        """Return the body of these fields, which may have peers' names."""
+        own = translated(tree, cls.model_fields.keys())
+        try:
+            body = super().of(own.tree)
+        except ApiError as error:
+            raise own.renamed(error) from None
+        body._told, body._left_out = own.told, own.left_out
+        return body
+
+    def told(self, name: str) -> str:
+        """Return what the client calls a field of ours."""
+        return self._told.get(name, name)
+
+    @property
+    def ignored(self) -> list[str]:
+        return [*super().ignored, *self._left_out]
 
 
 class SampledRequest(PromisedRequest):
@@ -208,6 +248,7 @@ class _AnyRequest(SampledRequest):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
+    best_of: int | None = Field(None, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: ListOf[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=16)
@@ -245,11 +286,14 @@ class _AnyRequest(SampledRequest):
                 yield fault(name, f"cannot be used with {formats[0].field}")
         if self.stream_options is not None and not self.stream:
             yield fault("stream_options", "only allowed if stream is true")
+        if self.best_of not in (None, self.n or 1):
+            yield fault("best_of", "best_of is supported only if it equals n: leave it out", UNSUPPORTED)
 
     @property
     def _formats(self) -> list[Format]:
         kinds = ("choice", "json", "regex", "grammar")
         guided = vllm_formats("guided_", {kind: getattr(self, f"guided_{kind}") for kind in kinds})
+        guided = [replace(form, field=self.told(form.field)) for form in guided]
         others = (self.response_format, self.structured_outputs)
         return guided + [form for other in others if other is not None for form in other.formats]
 
@@ -268,23 +312,32 @@ class _AnyRequest(SampledRequest):
         return self.max_tokens
 
     @property
+    def tokens_asked(self) -> int | None:
+        """The most tokens of output, by the client or by the route; None: as many as the context leaves."""
+        return self.usual_tokens if self.most_tokens is None else self.most_tokens
+
+    @property
     @abstractmethod
     def num_logprobs(self) -> int | None:
         """The number of log-probabilities at each place besides the token's own; None: no log-probabilities at all."""
 
     @property
     def most_tokens_field(self) -> str:
-        """The field that sets the limit of output tokens."""
-        return "max_tokens"
+        """The field that sets the limit of output tokens, as the client calls it."""
+        return self.told("max_tokens")
+
+
+def _limit(most: Any) -> Any:
+    """Return a limit of tokens: for LM Studio, llama.cpp and Ollama -1 is none, for the last -2 too."""
+    return None if type(most) is int and most in (-1, -2) else most
 
 
 class ChatRequest(_AnyRequest):
     UNSUPPORTED: ClassVar[Usual] = {
         **_AnyRequest.UNSUPPORTED,
         **dict.fromkeys(("audio", "chat_template", "moderation", "web_search_options"), ()),
-        **dict.fromkeys(("documents", "functions"), ([],)),
+        "documents": ([],),
         **dict.fromkeys(("add_special_tokens", "echo", "return_prompt_text"), (False,)),
-        "function_call": ("none", "auto"),
         "media_io_kwargs": ({},),
         "modalities": (["text"],),
     }
@@ -292,6 +345,8 @@ class ChatRequest(_AnyRequest):
     messages: ListOf[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     tools: ListOf[Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = None
+    functions: ListOf[Function] | None = Field(None, max_length=MOST_TOOLS)  # the older form of tools, of one call
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
     enable_thinking: bool | None = None
     include_reasoning: bool | None = None
@@ -308,6 +363,7 @@ class ChatRequest(_AnyRequest):
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
     store: Ignored = None
+    max_tokens: Annotated[int | None, BeforeValidator(_limit)] = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
@@ -330,7 +386,17 @@ class ChatRequest(_AnyRequest):
             yield fault("continue_final_message", message)
 
     def _faults_of_tools(self) -> Iterator[PydanticCustomError]:
-        """Leave only the tools that an allowed_tools choice allows, and its mode as the choice; yield what is wrong."""
+        """Make tools of functions. Leave only the tools that an allowed_tools choice allows, its mode as the choice.
+        Yield what is wrong."""
+        if self.is_legacy:
+            if self.tools or self.tool_choice:
+                yield fault("functions", "tools and tool_choice set the same: use only the newer two")
+            self.tools = [Tool(type="function", function=function) for function in self.functions or ()]
+            choice, self.parallel_tool_calls = self.function_call, False
+            if isinstance(choice, NamedFunction):
+                self.tool_choice = NamedTool(type="function", function=choice)
+            else:
+                self.tool_choice = choice
         if isinstance(self.tool_choice, AllowedTools):
             allowed = self.tool_choice.allowed_tools
             wanted, known = {tool.function.name for tool in allowed.tools}, self.tools or []
@@ -338,27 +404,28 @@ class ChatRequest(_AnyRequest):
                 yield fault("tool_choice", f"there is no tool named {min(unknown)} among tools")
             self.tools = [tool for tool in known if tool.function.name in wanted]
             self.tool_choice = allowed.mode
-        names = [tool.function.name for tool in self.tools or ()]
+        names, (tools, call) = [tool.function.name for tool in self.tools or ()], self._names_of_tools
         if len(set(names)) < len(names):
-            yield fault("tools", "two tools have the same name")
+            yield fault(tools, f"two {tools} have the same name")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            yield fault("tool_choice", "there is no tool with this name among tools")
+            yield fault(call, f"there is none with this name among {tools}")
         if self.tool_choice == "required" and not names:
             yield fault("tool_choice", "there are no tools to call")
         others = [form for form in super()._formats if form.kind != "json"]
         if self.may_call and self.demanded_calls is None and others:
             name = others[0].field
             message = f"{name} leaves no room for calls: set tool_choice to none or required, or use a schema"
-            yield fault("tools", message)
+            yield fault(tools, message)
 
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> ChatRequest:
-        """Return the chat of these fields, None counts as not set; raise an ApiError that names what is wrong."""
-        tree = {name: value for name, value in fields.items() if value is not None}
-        try:
-            return cls.model_validate(tree)
-        except ValidationError as error:
-            raise from_validation(error, tree) from None
+    @property
+    def is_legacy(self) -> bool:
+        """Return whether the client knows functions, and no tools."""
+        return bool(self.functions) or isinstance(self.function_call, NamedFunction)
+
+    @property
+    def _names_of_tools(self) -> tuple[str, str]:
+        """Return the names of the fields that say which tools there are, and which is called."""
+        return ("functions", "function_call") if self.is_legacy else ("tools", "tool_choice")
 
     @property
     def most_reasoning_tokens(self) -> int | None:
@@ -376,7 +443,7 @@ class ChatRequest(_AnyRequest):
 
     @property
     def most_tokens_field(self) -> str:
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return self.told("max_tokens") if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def ignored(self) -> list[str]:
@@ -401,16 +468,16 @@ class ChatRequest(_AnyRequest):
     @property
     def demanded_calls(self) -> WantedCalls | None:
         """The calls that the answer must be, if any are demanded."""
-        functions, choice = self.functions, self.tool_choice
+        schemas, choice = self.schemas, self.tool_choice
         if choice in (None, "none", "auto"):
             return None
         if isinstance(choice, NamedTool):
             name = choice.function.name
-            return WantedCalls({name: functions[name]} if name in functions else {}, several=False)
-        return WantedCalls(functions, several=self.parallel_tool_calls is True)
+            return WantedCalls({name: schemas[name]} if name in schemas else {}, several=False)
+        return WantedCalls(schemas, several=self.parallel_tool_calls is True)
 
     @property
-    def functions(self) -> dict[str, Schema]:
+    def schemas(self) -> dict[str, Schema]:
         """The schemas of the parameters of all functions, by the names of the functions."""
         functions = [tool.function for tool in self.tools or ()]
         return {item.name: NO_PARAMETERS if item.parameters is None else item.parameters for item in functions}
@@ -432,26 +499,26 @@ class ChatRequest(_AnyRequest):
         has_free_end = not (self.ignore_eos or self.min_tokens or self.allowed_token_ids)
         own, strict = text.call_format, bool(self.strict_functions)
         wants = (own.has_mark and not text.shows_tools) or (strict and (own.has_mark or own.is_whole_answer))
-        return self.may_call and self.format is None and has_free_end and wants and can_write(own, self.functions)
+        return self.may_call and self.format is None and has_free_end and wants and can_write(own, self.schemas)
 
     @property
     def _formats(self) -> list[Format]:
         """The forms that the body sets; a demanded call replaces all others, and a schema may stand beside calls."""
         calls, others = self.demanded_calls, super()._formats
         if calls is not None:
-            return [Format("tool_choice", "calls", calls=calls)]
+            return [Format(self._names_of_tools[1], "calls", calls=calls)]
         if not self.may_call:
             return others
-        calls = WantedCalls(self.functions, self.most_calls is None, BesideCalls.SCHEMA)
+        calls = WantedCalls(self.schemas, self.most_calls > 1, BesideCalls.SCHEMA)
         return [replace(form, calls=calls) for form in others]
 
     @property
-    def most_calls(self) -> int | None:
-        """After how many calls the answer ends. Calls that are demanded always end: a weak model, which may write
-        nothing else, would go on calling until its tokens are used up."""
+    def most_calls(self) -> int:
+        """After how many calls the answer ends, as it does before one that repeats another: a weak model would go on
+        calling until its tokens are used up."""
         if (calls := self.demanded_calls) is not None:
             return MOST_DEMANDED_CALLS if calls.several else 1
-        return 1 if self.parallel_tool_calls is False else None
+        return 1 if self.parallel_tool_calls is False else MOST_CALLS
 
     @property
     def rendering(self) -> Rendering:
@@ -462,8 +529,11 @@ class ChatRequest(_AnyRequest):
             tuple(tool.shown for tool in self.tools or ()) if self.may_call else (),
             opens_answer=self.add_generation_prompt is not False and not self.continue_final_message,
             continues=bool(self.continue_final_message),
-            more=self.chat_template_kwargs or {},
-            offered=self._offered | ({} if reasons is None else dict.fromkeys(SWITCHES, reasons)),
+            more={
+                **self._offered,
+                **({} if reasons is None else dict.fromkeys(SWITCHES, reasons)),
+                **(self.chat_template_kwargs or {}),
+            },
         )
 
     @property
@@ -477,7 +547,7 @@ class ChatRequest(_AnyRequest):
 
         A tool's `strict` changes nothing where no grammar can enforce it."""
         template, reasons = text.template, text.reasoning is not None
-        found: dict[str, bool] = {}
+        found = dict.fromkeys(unread_variables(self.chat_template_kwargs, text), True)
         if template is not None:
             for name in self._offered:
                 read_as = (name, *(SWITCHES if name == "reasoning_effort" else ()))
@@ -494,7 +564,14 @@ class ChatRequest(_AnyRequest):
             "max_reasoning_tokens": self.max_reasoning_tokens is not None and not reasons,
             "thinking_token_budget": self.thinking_token_budget not in (None, -1) and not reasons,
         }
-        return [name for name, is_set in found.items() if is_set]
+        return [self.told(name) for name, is_set in found.items() if is_set]
+
+
+def unread_variables(given: Mapping[str, Any] | None, text: TextModel) -> list[str]:
+    """Return which of chat_template_kwargs the model's template does not read, as far as a header can name them."""
+    unread = [name for name in given or () if text.template is not None and not text.template.has_variable(name)]
+    plain = (f".{name}" if _PLAIN.fullmatch(name) else "" for name in unread[:_MOST_UNREAD])
+    return [f"chat_template_kwargs{name}" for name in plain]
 
 
 def _kind_of_prompt(prompt: Any) -> str:
@@ -527,14 +604,13 @@ class CompletionRequest(_AnyRequest):
     UNSUPPORTED: ClassVar[Usual] = {
         **_AnyRequest.UNSUPPORTED,
         "prompt_embeds": (),
-        "suffix": ("",),
         "thinking_token_budget": (-1,),
     }
     usual_tokens = 16  # as for OpenAI and vLLM: the continuation of a text has no natural end
 
     prompt: Prompts
+    suffix: str | None = None  # what follows the answer; an empty text is none
     add_special_tokens: bool | None = None
-    best_of: int | None = Field(None, ge=1)
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     echo: bool | None = None
@@ -547,8 +623,9 @@ class CompletionRequest(_AnyRequest):
         yield from super().faults()
         if self.max_tokens == 0 and not self.echo:
             yield fault("max_tokens", "may be 0 only if echo is true")
-        if self.best_of not in (None, self.n or 1):
-            yield fault("best_of", "best_of is supported only if it equals n: leave it out", UNSUPPORTED)
+        for name in ("echo", "truncate_prompt_tokens"):
+            if self.suffix and getattr(self, name):
+                yield fault(name, "cannot be used with suffix")
         if (number := len(self.prompts) * (self.n or 1)) > MOST_REQUESTS:
             message = f"with n there would be {number} choices, but a request may have at most {MOST_REQUESTS}"
             yield fault("prompt", message)

@@ -39,7 +39,7 @@ from alignedserve.gateway.responses.types import (
 )
 from alignedserve.store.job import RESPONSES, Endpoint, Job, JobStatus
 from alignedserve.store.storage import OpenStorage, Storage, check_shared
-from alignedserve.store.store import OverQuota, OwnerUsage, Purpose, StoredFile, StoredResponse
+from alignedserve.store.store import OverQuota, OwnerUsage, Purpose, StoredFile, StoredResponse, seen_items
 
 _log = logging.getLogger("alignedserve.gateway")
 _MB = 1_000_000
@@ -101,6 +101,7 @@ class ResponseKeeper:
             answer=msgspec.Raw(written),
             previous=answer["previous_response_id"],
             job=job,
+            seen=seen_items(answer["output"]),
         )
         await (await self._storage()).store.add_response(response, self._config.quota_mb * _MB)
         return response
@@ -143,7 +144,7 @@ class ResponseKeeper:
             if turn is None:
                 message = f"there is no response {id!r:.80}: it was not stored, was deleted or has expired"
                 raise invalid(message, "previous_response_id", "previous_response_not_found")
-            if turn.status in ("queued", "in_progress"):
+            if turn.job is not None and turn.status in ("queued", "in_progress"):
                 raise invalid(f"{id:.80} has not ended yet", "previous_response_id", "previous_response_not_ended")
             turns.append([room.take(item, "previous_response_id") for item in turn.items])
             id, num_items = turn.previous, num_items + len(turns[-1])

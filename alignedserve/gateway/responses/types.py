@@ -437,7 +437,8 @@ def renamed(error: ApiError) -> ApiError:
     for name, shown in _NAMES.items():
         if param is not None and param.startswith(name):
             message, param = message.replace(name, shown), param.replace(name, shown)
-    return ApiError(error.status, message, param=param, code=error.code, headers=error.headers)
+    more = {"code": error.code, "headers": error.headers, "logged": error.logged}
+    return ApiError(error.status, message, param=param, **more)
 
 
 def shown_fields(names: Sequence[str]) -> list[str]:

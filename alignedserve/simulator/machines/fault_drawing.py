@@ -41,8 +41,9 @@ def draw_faults(seed: int, members: Sequence[str], count: int, start_at: float, 
     faults = [
         fault for _ in range(count) for fault in draw.choice(_DRAWN)(draw, members, draw.uniform(start_at, end_at))
     ]
-    for in_some_runs in (_low_memory, _broken_transfers, _resizes, _forged, _full_links, _hangs, _long_outages):
-        faults += in_some_runs(seed, members, start_at, end_at)
+    in_some_runs = (_low_memory, _broken_transfers, _resizes, _forged, _full_links, _hangs, _long_outages, _pauses)
+    for drawn in in_some_runs:
+        faults += drawn(seed, members, start_at, end_at)
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
@@ -218,6 +219,16 @@ def _long_outages(seed: int, members: Sequence[str], start_at: float, end_at: fl
         else:
             faults += [stops_starts(at, for_s), _death(draw, draw.choice(members), at + draw.uniform(0.0, for_s))]
     return faults
+
+
+def _pauses(seed: int, members: Sequence[str], start_at: float, end_at: float) -> Sequence[Fault]:
+    """Draw a pause of all members together in every eighth run, as where a machine is moved, from its own random
+    numbers."""
+    draw = Random(f"{seed}/pauses")
+    if draw.random() > 1 / 8:
+        return []
+    at, for_s = draw.uniform(start_at, end_at), draw.uniform(0.5, 40.0)
+    return [Freeze(at, member, for_s) for member in members]
 
 
 def draw_job_faults(seed: int, members: Sequence[str], start_at: float, end_at: float) -> tuple[Fault, ...]:

@@ -158,7 +158,6 @@ class CallReader(Scanner):
         `hidden` are markers that are special tokens: no text shows them."""
         super().__init__()
         self._form, self.tools, self._most, self._hidden = form, tools, most, tuple(hidden)
-        self.ends_answer = most is not None  # whether the answer ends with the calls that are wanted
         self.is_over = False  # whether as many calls have been found as were wanted
         self._texts: list[str] = []
         self._parts: list[CallPart] = []

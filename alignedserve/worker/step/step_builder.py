@@ -32,6 +32,7 @@ class StepBounds:
     decodes_s: float = inf  # for decodes of chats, so that none is late
     prompts_s: float = inf  # for prompts of chats too
     about_s: float = inf  # for documents, so that chats which are still to come find a short step
+    least_s: float = 0.0  # for decodes and prompts of chats in any case
 
     def careful_s(self, at: StepContext, kind: Kind = Kind.MIXED) -> float:
         """Return the most time that a step with documents is to take, as predicted.
@@ -50,9 +51,9 @@ class StepBuilder:
         """`budget` is the most prompt tokens of the step, `most` the most requests."""
         at, seating = view.at, view.seating
         self.at, self.seating, self.policy = at, seating, at.policy
-        self.decodes_s = bounds.decodes_s  # the most time of the step: beside decodes of chats,
-        joins_s = at.careful_s(at.joins_s)
-        self.prompts_s = min(at.careful_s(bounds.decodes_s), joins_s)  # beside prompts of chats,
+        least_s, joins_s = bounds.least_s, at.careful_s(at.joins_s)
+        self.decodes_s = max(least_s, bounds.decodes_s)  # the most time of the step: beside decodes of chats,
+        self.prompts_s = min(max(least_s, at.careful_s(bounds.decodes_s)), joins_s)  # beside prompts of chats,
         self.bound_s = min(bounds.careful_s(at), joins_s)  # and beside all others
         self.budget = budget
         self.tokens, self.seats = at.room, most  # that are left

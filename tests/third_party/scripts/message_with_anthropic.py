@@ -49,7 +49,8 @@ def tool() -> dict[str, Any]:
     (asked,) = ask(tools=[TOOL], tool_choice={"type": "tool", "name": "weather"}).content
     result = {"type": "tool_result", "tool_use_id": asked.id, "content": weather(asked.input["city"])}
     turns = [*ASKING, {"role": "assistant", "content": [asked]}, {"role": "user", "content": [result]}]
-    return {"asked": [asked.input["city"]], "answer": ask(messages=turns, tools=[TOOL]).content[0].text}
+    answer = ask(messages=turns, tools=[TOOL], tool_choice={"type": "none"})  # so small a model may call again
+    return {"asked": [asked.input["city"]], "answer": answer.content[0].text}
 
 
 @report.tries("a streamed call of a tool")
@@ -90,7 +91,7 @@ def counted() -> int:
 
 @report.tries("models")
 def models() -> list[str]:
-    return [listed.id for listed in client.models.list()]
+    return [listed.display_name for listed in client.models.list() if listed.type == "model"]
 
 
 @report.tries("an unknown model")

@@ -40,7 +40,8 @@ def tool() -> dict[str, Any]:
     (asked,) = first.output
     city = call(asked.name, asked.arguments)["arguments"]["city"]
     result: Any = {"type": "function_call_output", "call_id": asked.call_id, "output": weather(city)}
-    after = ask(input=[result], previous_response_id=first.id, tools=[TOOL], max_output_tokens=32)
+    free: Any = {"tools": [TOOL], "tool_choice": "none", "max_output_tokens": 32}  # so small a model may call again
+    after = ask(input=[result], previous_response_id=first.id, **free)
     return {"asked": [city], "answer": after.output_text}
 
 

@@ -56,9 +56,10 @@ async def streaming() -> list[str]:
 
 
 def turn(state: State) -> dict[str, Any]:
-    """Demand a call in the first turn, and leave the model free after its result."""
+    """Demand a call in the first turn, and leave the model free after its result: but for more than one other call."""
     free = isinstance(state["messages"][-1], ToolMessage)
-    bound = chat_model().bind_tools([weather_of], tool_choice="auto" if free else "required", strict=True)
+    choice = "none" if len(asked) > 1 else "auto" if free else "required"
+    bound = chat_model().bind_tools([weather_of], tool_choice=choice, strict=True)
     return {"messages": [bound.invoke(state["messages"])]}
 
 

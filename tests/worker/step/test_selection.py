@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from alignedserve.core import Estimate, KvForm, Request, ServiceClass, Slo
+from alignedserve.core import KEY_SALT_SIZE, Estimate, KvForm, Request, ServiceClass, Slo
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape, Uncertainty
 from alignedserve.schedulers.table import scheduler_of
 from alignedserve.scheduling.dues import TokenPromise, promise
@@ -109,6 +109,29 @@ class TestTheBound:
         """The 0.03 s are 0.01 fixed, 0.001 for the decode, and 0.019 for 190 tokens."""
         found = select([chat("a", 0.03, output=3)], [document("d", prompt=400)], [], moment())
         assert ran(found) == [("a", 1), ("d", pytest.approx(190, abs=1))]
+
+    @pytest.mark.parametrize(("blocks", "free", "tokens"), [(400, 100, 400), (401, 151, 400), (401, 150, 22)])
+    def test_chats_that_hold_much_of_a_full_memory_get_shorter_steps(self, blocks: int, free: int, tokens: int) -> None:
+        """Of 1,000 blocks. Beside a decode of 0.011 s a document gets 0.0022 s, so that the chat ends sooner."""
+        decode = chat("a", 0.5, output=3)
+        decode.kv = KvForm(tuple(range(blocks)))
+        found = select([decode], [document("d", prompt=400)], [], moment(), free=free)
+        assert ran(found) == [("a", 1), ("d", pytest.approx(tokens, abs=1))]
+
+    @pytest.mark.parametrize(("caller", "weight", "tokens"), [("bob", 1, 10), ("ann", 1, 110), ("ann", 3, 37)])
+    def test_a_promise_binds_a_step_for_its_callers_part(self, caller: str, weight: int, tokens: int) -> None:
+        """A token each 12 ms is promised, and its decode takes 11: beside others the step takes 22, or 14.7."""
+        salts = {name: name.ljust(KEY_SALT_SIZE, "-") for name in ("ann", "bob")}
+        slo = Slo(ttft_s=1.0, tbt_s=0.012)
+        decode = chat("a", 0.0, output=3, slo=slo, emitted_at=NOW, salt=salts["bob"], weight=weight)
+        prompt = document("d", prompt=400)
+        prompt.request = replace(prompt.request, salt=salts[caller])
+        assert ran(select([decode], [prompt], [], moment())) == [("a", 1), ("d", pytest.approx(tokens, abs=1))]
+        if caller == "bob":
+            waiting = document("w")
+            waiting.request = replace(waiting.request, salt=salts["ann"])
+            found = dict(ran(select([decode], [prompt], [waiting], moment())))
+            assert found["d"] == pytest.approx(110, abs=1), "a caller whose document waits has its part too"
 
     def test_a_prompt_of_a_chat_gets_no_more_than_chats_leave(self) -> None:
         """A block for it would make all of them late; its turn comes when one of them ends."""
@@ -324,6 +347,24 @@ class TestUncertainPredictions:
         everybody = [*chats, document("be", output=5)]
         assert select(everybody, [document("long", 400)], [], self.at()).decodes == chats
         assert len(select(everybody, [document("long", 400)], [], moment()).decodes) == 6
+
+    @pytest.mark.parametrize(("is_asked", "tokens"), [(False, 190), (True, 0)])
+    def test_a_chat_that_asked_for_nothing_leaves_room_for_prompts_in_any_case(
+        self, is_asked: bool, tokens: int
+    ) -> None:
+        """A machine that is stopped now and then: with the margin for that, prompts would wait until all decodes end.
+        Of the 0.03 s that are enough 0.01 are fixed, 0.001 for the decode, and 0.019 for 190 tokens."""
+        unsure = replace(COST, uncertainty=dict.fromkeys(Kind, Uncertainty(1.0, 15.0)))
+        decodes = [chat("a", 1.0, output=3, slo=Slo(ttft_s=1.0, tbt_s=0.05, is_asked=is_asked))]
+        at = replace(moment(), cost=unsure, enough_s=0.03)
+        found = dict(ran(select(decodes, [], [chat("b", 0.9, prompt=900)], at, free=100)))
+        assert found.get("b", 0) == pytest.approx(tokens, abs=1)
+
+    def test_documents_find_no_more_room_for_that(self) -> None:
+        unsure = replace(COST, uncertainty=dict.fromkeys(Kind, Uncertainty(1.0, 15.0)))
+        decodes = [chat("a", 1.0, output=3, slo=Slo(ttft_s=1.0, tbt_s=0.05, is_asked=False))]
+        at = replace(moment(), cost=unsure, enough_s=0.03)
+        assert ran(select(decodes, [document("d", prompt=400)], [], at)) == [("a", 1)]
 
 
 class TestDocumentsBesideChats:

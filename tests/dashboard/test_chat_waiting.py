@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-
 import pytest
 
-from tests.browser import Browser, Page, chromium
-from tests.chromium import program
-from tests.scripted_server import HOLD, Refusal, Reply, ScriptedServer, full, piece, scripted, streamed
+from tests.browser import Page
+from tests.dashboard.chatting import ask, shows
+from tests.scripted_server import HOLD, Refusal, Reply, ScriptedServer, full, piece, streamed
 
 TOO_LONG = Refusal(400, '{"error": {"message": "the prompt is too odd"}}')
 
@@ -22,42 +19,6 @@ WATCH = """
 """
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program()  # skips before anything starts
-    with chromium(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
-
-
-@pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    with scripted() as opened:
-        yield opened
-
-
-@pytest.fixture(params=[1280, 400])
-def page(request: pytest.FixtureRequest, server: ScriptedServer, browser: Browser) -> Iterator[Page]:
-    with browser.page(f"{server.root}/", request.param, 800) as opened:
-        opened.until("byId('model').value === 'first'")
-        yield opened
-        assert opened.value("document.documentElement.scrollWidth") <= request.param
-        assert [error for error in opened.errors if "Failed to load resource" not in error] == []
-
-
-def ask(page: Page, words: str) -> None:
-    page.value(f"byId('words').value = {json.dumps(words)}; byId('ask').requestSubmit()")
-
-
-def shows(page: Page, **texts: str) -> None:
-    """Wait until these elements have these texts, and the box these words. N stands for the seconds of a count."""
-    said = {name: texts.get(name, "") for name in ("user", "assistant", "bad")}
-    texts_of = (
-        "[...document.querySelectorAll('#chat {}')].map(of => of.textContent).join().replace(/in \\d+ s/, 'in N s')"
-    )
-    is_shown = " && ".join(f"{texts_of.format('.' + name)} === {json.dumps(text)}" for name, text in said.items())
-    page.until(f"{is_shown} && byId('words').value === {json.dumps(texts.get('words', ''))}", 20)
-
-
 def test_it_shows_its_place_until_the_first_word_comes(page: Page, server: ScriptedServer) -> None:
     waits = ["keep-alive", "3 before you, about 12 s", HOLD, "0 before you, about 4 s", HOLD]
     server.replies = [[*streamed("Hel", "lo!", waits=waits)]]
@@ -68,7 +29,7 @@ def test_it_shows_its_place_until_the_first_word_comes(page: Page, server: Scrip
         server.hold.set()
     shows(page, user="Hi", assistant="Hello!")
     page.until("byId('send').textContent === 'Send'")
-    assert page.value("turns.map(turn => turn.content)") == ["Hi", "Hello!"]
+    assert page.value("current.turns.map(turn => turn.content)") == ["Hi", "Hello!"]
 
 
 def test_a_full_server_is_asked_again_when_it_says(page: Page, server: ScriptedServer) -> None:
@@ -100,7 +61,7 @@ def test_cancel_puts_the_words_back_before_what_was_typed_meanwhile(page: Page, 
     shows(page, user="Hi\nyou\nthere", assistant="3 before you, about 12 s")
     page.value("byId('anew').click()")
     shows(page, words="Hi\nyou\nthere")
-    assert page.value("turns") == []
+    assert page.value("current.turns") == []
 
 
 BROKEN = {
@@ -117,11 +78,11 @@ BROKEN = {
 def test_any_error_puts_the_words_back(page: Page, server: ScriptedServer, reply: Reply, said: str) -> None:
     server.replies = [streamed("Hello!"), reply, streamed("fine")]
     ask(page, "Hi")
-    page.until("turns.length === 2")
+    page.until("current.turns.length === 2")
     ask(page, "And?")
     shows(page, user="Hi", assistant="Hello!", bad=said, words="And?")
     page.until("byId('send').textContent === 'Send'")
     page.value("byId('send').click()")
-    page.until("turns.length === 4")
+    page.until("current.turns.length === 4")
     shows(page, user="Hi,And?", assistant="Hello!,fine")
     assert [message["content"] for message in server.bodies[-1]["messages"]] == ["Hi", "Hello!", "And?"]
