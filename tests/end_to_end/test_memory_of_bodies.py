@@ -374,4 +374,5 @@ def test_every_route_is_tried() -> None:
         *("/v1/embeddings", "/v1/score", "/v1/rerank"),
         *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/chat/completions", "/v1/completions"),
         *("/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize", "/v1/batches"),
+        *("/completion", "/infill"),
     }, "a new route is tried too, or named above"

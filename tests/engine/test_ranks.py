@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
 from functools import partial
 from itertools import count
@@ -70,8 +70,11 @@ class Both:
             engine.cache.fill_(float("nan"))
 
     def step(self, plan: StepPlan) -> StepResult:
-        results: Iterator[StepResult] = self._pool.map(lambda engine: engine.step(plan), self.engines)
-        first, *others = results
+        steps = [self._pool.submit(engine.step, plan) for engine in self.engines]
+        # The first that fails says why: the others only say that it does not answer.
+        for step in as_completed(steps):
+            step.result()
+        first, *others = (step.result() for step in steps)
         assert not any(other.tokens for other in others), "rank 0 alone samples"
         return first
 
