@@ -129,13 +129,14 @@ def test_a_decoder_of_triton_kernels_says_what_transformers_says(
     name: str,
     num_ranks: int,
 ) -> None:
-    run, one_at_a_time = interpreter.GridExecutor.__call__, Lock()
+    run, one_at_a_time = interpreter.InterpretedFunction.run, Lock()
 
-    def launch(executor: Any, *args: Any, **named: Any) -> Any:
-        with one_at_a_time:  # the interpreter has one place for the number of a program
-            return run(executor, *args, **named)
+    def launch(kernel: Any, *args: Any, **named: Any) -> Any:
+        # The interpreter has one place for the number of a program, and writes into the module of a kernel.
+        with one_at_a_time:
+            return run(kernel, *args, **named)
 
-    monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
+    monkeypatch.setattr(interpreter.InterpretedFunction, "run", launch)
     both: Any = Both(folder_of(name), pool, num_ranks=num_ranks, kernels=TritonKernels())
     driver = Driver(both, 7)
     lives = [driver.start_either_way(f"r{number}", prompt_of(number, 5 + number), TOKENS) for number in range(2)]
