@@ -411,37 +411,39 @@ def _fail(why: str, *_: object, **__: object) -> None:
     raise RuntimeError(why)
 
 
-class Works:
-    """The work handles that a group of NCCL returns for its calls."""
+class Nccl:
+    """A group of NCCL: what it queues in the stream of the caller returns no work, as torch's does from 2.8 on."""
 
     def __init__(self) -> None:
-        self.waited: list[tuple[Any, ...]] = []
         self.beside: list[bool] = []  # whether each was to run in a stream of NCCL's own
+        self.has_failed = False
 
-    def wait(self, *limit: Any) -> None:
-        self.waited.append(limit)
-
-    def allreduce(self, _tensors: Any, options: Any) -> Works:
+    def allreduce(self, _tensors: Any, options: Any) -> None:
+        if self.has_failed:
+            raise RuntimeError("NCCL communicator was aborted")
         self.beside.append(options.asyncOp)
-        return self
 
-    def broadcast(self, _tensors: Any, options: Any) -> Works:
+    def broadcast(self, _tensors: Any, options: Any) -> None:
         assert options.rootRank == 0
-        return self.allreduce(_tensors, options)
+        self.allreduce(_tensors, options)
 
-    def _allgather_base(self, parts: torch.Tensor, x: torch.Tensor, options: Any) -> Works:
+    def _allgather_base(self, parts: torch.Tensor, x: torch.Tensor, options: Any) -> None:
         parts[0], parts[1] = x, x + 1
-        return self.allreduce(x, options)
+        self.allreduce(x, options)
 
 
 def test_on_gpus_nobody_waits_in_the_middle_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queue NCCL's work in the stream of the step. Without a time limit: with one the CPU waits for the GPU."""
-    works = Works()
-    monkeypatch.setattr(ranks, "_nccl", lambda *_: (works, None))
+    """Queue NCCL's work in the stream of the step: the CPU waits for nothing."""
+    nccl = Nccl()
+    monkeypatch.setattr(ranks, "_nccl", lambda *_: (nccl, None))
     team = Team(0, 2, TeamLinks(*(links_of(2)[0] for _ in range(3))), torch.device("cuda", 0))
     assert team.captures
     team.total(torch.zeros(2, 2))
     own = torch.tensor([[1, 2], [3, 4]])
     assert team.side_by_side(own).tolist() == [[1, 2, 2, 3], [3, 4, 4, 5]]
     team.hand_on(torch.zeros(2))
-    assert (works.waited, works.beside) == ([()] * 3, [False] * 3)
+    assert nccl.beside == [False] * 3
+
+    nccl.has_failed = True
+    with pytest.raises(RankLost, match="NCCL communicator was aborted"):
+        team.total(torch.zeros(2, 2))

@@ -164,7 +164,7 @@ class Team(RankLinks):
         if self.is_apart:
             return
         if self._nccl is not None:
-            _wait(self._nccl.allreduce([x], _in_stream("AllreduceOptions")))
+            _queue(self._nccl.allreduce, [x], _in_stream("AllreduceOptions"))
         else:
             *before, last = self._exchanged(x)
             torch.add(reduce(Tensor.add_, before), last, out=x)
@@ -175,12 +175,12 @@ class Team(RankLinks):
             return torch.cat([x] * self.size if self.is_apart else self._exchanged(x), dim=1)
         parts = x.new_empty((self.size, *x.shape))
         if not self.is_apart:
-            _wait(self._nccl._allgather_base(parts, x, _in_stream("AllgatherOptions")))
+            _queue(self._nccl._allgather_base, parts, x, _in_stream("AllgatherOptions"))
         return parts.transpose(0, 1).flatten(1)
 
     def hand_on(self, x: Tensor) -> None:
         if self._nccl is not None:
-            _wait(self._nccl.broadcast([x], _in_stream("BroadcastOptions")))
+            _queue(self._nccl.broadcast, [x], _in_stream("BroadcastOptions"))
         elif self.rank:
             _move({}, {self._peers[0]: _bytes_of(x)})
         else:
@@ -262,10 +262,10 @@ def _in_stream(options: str) -> Any:
     return made
 
 
-def _wait(work: Any) -> None:
-    """Order the GPU's stream behind the work; without a limit the CPU does not wait."""
+def _queue(collective: Callable[..., None], *args: Any) -> None:
+    """Queue a collective in the GPU's stream. It returns no work to wait for: the stream orders what follows."""
     try:
-        work.wait()
+        collective(*args)
     except RuntimeError as error:
         _lose(error)
 
