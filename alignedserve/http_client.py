@@ -1,7 +1,7 @@
 """The HTTP client of commands, of `LLM` and of the lab, for servers with OpenAI's API and for deployments' own routes.
 
 A command says in a subclass how it words what goes wrong: each failure is an error of one line. The load generator has
-a client of its own (bench/connections.py), since what it measures would wait for this one.
+a client of its own (lab/bench/connections.py), since what it measures would wait for this one.
 """
 
 from __future__ import annotations

@@ -33,13 +33,13 @@ from alignedserve.gateway.openapi import bodies, document  # noqa: E402
 from alignedserve.jobs.state import LineFate  # noqa: E402
 from alignedserve.lab.devices.devices import GPUS, MODELS, Gpu, Model  # noqa: E402
 from alignedserve.lab.fuzzing.invariants import Rule  # noqa: E402
+from alignedserve.lab.loads.workload.amounts import FORMS, Exponential, Fixed, LogNormal, Uniform  # noqa: E402
+from alignedserve.lab.loads.workload.build import ARRIVALS, KINDS, Named, Whole, Windows, keys_of  # noqa: E402
+from alignedserve.lab.loads.workload.stream import ClientLimits, Foresight, Span, StreamPromise, Turns  # noqa: E402
 from alignedserve.lab.reports.figure_rows import SECTIONS  # noqa: E402
-from alignedserve.loads.workload.amounts import FORMS, Exponential, Fixed, LogNormal, Uniform  # noqa: E402
-from alignedserve.loads.workload.build import ARRIVALS, KINDS, Named, Whole, Windows, keys_of  # noqa: E402
-from alignedserve.loads.workload.stream import ClientLimits, Foresight, Span, StreamPromise, Turns  # noqa: E402
+from alignedserve.lab.simulator.machines.faults import Fault  # noqa: E402
 from alignedserve.protocol.messages import Message  # noqa: E402
 from alignedserve.router import lifecycle  # noqa: E402
-from alignedserve.simulator.machines.faults import Fault  # noqa: E402
 from alignedserve.text.calls.formats import FORMATS  # noqa: E402
 from alignedserve.text.reasoning.families import FAMILIES  # noqa: E402
 from alignedserve.worker.step import states as worker_states  # noqa: E402

@@ -1,5 +1,5 @@
 """The commands that talk to a server or look after its store: chat, status, explain, stop, scale, reload, restart,
-batch, bench, store. Each imports what it needs when it runs; the flags of most are declared in remote/options.py."""
+batch, store. Each imports what it needs when it runs; the flags of most are declared in remote/options.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 from alignedserve.cli.remote.options import (
     BatchOptions,
     BatchSubmission,
-    BenchOptions,
     ChatOptions,
     ExplainOptions,
     StatusOptions,
@@ -28,7 +27,6 @@ from alignedserve.cli.terminal.arguments import (
     only_one,
     whole,
 )
-from alignedserve.cli.terminal.interrupt import LeavesAtOnce
 from alignedserve.config.config import settings
 from alignedserve.errors import ConfigError
 
@@ -215,29 +213,6 @@ def _download(batch: Any, server: object, args: argparse.Namespace) -> int:
         raise ConfigError("download to which file? --out FILE")
     check_writable(out := args.out or args.file)
     return int(batch.download(server, args.id, out))
-
-
-# --- bench
-
-
-def add_bench(parser: argparse.ArgumentParser) -> None:
-    """Puts a load on any server that has OpenAI's HTTP API, and measures what its clients get. The load is written as
-    for `simulate`, so the same load can be simulated. docs/reference/bench.md says the rest."""
-    add_flags(parser, BenchOptions)
-    parser.set_defaults(run=_bench)
-
-
-def _bench(args: argparse.Namespace) -> int:
-    for path in filter(None, (args.json, args.csv, args.page)):
-        check_writable(path)
-    if args.runs and (others := sorted(given(args) - {"--from", "--json", "--csv", "--page"})):
-        raise ConfigError(f"--from measures nothing, so {others[0]} has no effect beside it")
-    if args.url in args.compare or len(set(args.compare)) < len(args.compare):
-        raise ConfigError("--compare names a server twice")
-    with LeavesAtOnce():
-        from alignedserve.cli.remote.bench import run, show
-
-    return (show if args.runs else run)(flags_of(args, BenchOptions))
 
 
 # --- store

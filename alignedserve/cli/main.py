@@ -140,7 +140,6 @@ _COMMANDS = {
     "restart": ("clients", "replace all processes one by one, while it serves"),
     "stop": ("clients", "stop what is served on this machine"),
     "batch": ("clients", "submit batch jobs, follow them, download their results"),
-    "bench": ("clients", "put a load on any OpenAI-compatible server, and measure it"),
     "store": ("clients", "check or export the store of files and batch jobs"),
     "key": ("serving", "make an API key, and add its hash to a keys file"),
     "doctor": ("serving", "show what this machine has for serving and what it lacks"),
@@ -152,6 +151,7 @@ _COMMANDS = {
 
 # Likewise the lab's commands (lab/cli).
 _LAB = {
+    "bench": ("benching", "put a load on any OpenAI-compatible server, and measure it"),
     "simulate": ("simulating", "run a workload through a deployment in virtual time"),
     "promise": ("simulating", "show what people get who ask at once, before anything is served"),
     "plan": ("simulating", "find the cheapest deployment that keeps its promises, by simulations"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alignedserve.architectures.families.model_config import read_config
+from alignedserve.cli.plotting import KIND_COLOURS, new_figure, save_figure
 from alignedserve.cli.terminal.arguments import check_writable
 from alignedserve.config.choices import DeviceKind
 from alignedserve.config.config import Config
@@ -17,7 +18,6 @@ from alignedserve.cost.fit import Point, spread
 from alignedserve.cost.model import CostModel, Kind
 from alignedserve.cost.profile import Profile, Subject, save
 from alignedserve.errors import ConfigError, ProfileError, SimulateError
-from alignedserve.loads.figures.plotting import KIND_COLOURS, new_figure, save_figure
 from alignedserve.sizing.capacity import capacity
 from alignedserve.sizing.memory import FreeMemory
 from alignedserve.sizing.model_folder import model_folder, with_model

@@ -17,7 +17,7 @@ Otherwise a document loses pace so that others gain tokens, within limits:
 - Steps with decodes of chats are filled by promises alone.
 
 Gain, simulated on one device (RTX PRO 6000): documents of 4,000 to 16,000 tokens beside 120 short jobs in flight, +4 to
-+20 % of all tokens, and documents make 0.84 to 0.93 of theirs (lab/benchmarks/promises.py, part near_lengths); as 1+2
++20 % of all tokens, and documents make 0.84 to 0.93 of theirs (2026-11-29, three seeds); as 1+2
 0 to +9 %, with short outputs +6 %; 0 on an RTX 4090, where memory is short, and on the 17 loads of rules.py there.
 """
 

@@ -18,21 +18,21 @@ from alignedserve.errors import SimulateError
 from alignedserve.explain.sentences import lines
 from alignedserve.explain.story import PartAnswer, Story, tell
 from alignedserve.explain.trace_file import trace_of
+from alignedserve.lab.loads.figures import tables
+from alignedserve.lab.loads.records import record_file
+from alignedserve.lab.loads.records.records import RequestOutcome, RequestRecord, RunRecord
 from alignedserve.lab.reports import plots, report
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.timeline import timeline
 from alignedserve.lab.reports.trial import SimulationTrial, TrialRun
+from alignedserve.lab.simulator.run import Simulation
+from alignedserve.lab.simulator.settings import gateways_of
 from alignedserve.lab.trials.building import GivenObjects, settings_of
 from alignedserve.lab.trials.running import run_filmed
-from alignedserve.loads.figures import tables
-from alignedserve.loads.records import record_file
-from alignedserve.loads.records.records import RequestOutcome, RequestRecord, RunRecord
 from alignedserve.protocol.commands import Send
 from alignedserve.protocol.events import Received
 from alignedserve.protocol.messages import AskDecisions, Decisions
 from alignedserve.router.state import RouterCore
-from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.settings import gateways_of
 
 _HEARD_S = 1.0  # after a request's end: by then every part has noted the end
 _TOKEN_TITLES = ("request", "service", "index", "at_s", "gap_s")

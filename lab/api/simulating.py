@@ -22,20 +22,20 @@ from alignedserve.config.presets import DEFAULT
 from alignedserve.config.topology import Topology
 from alignedserve.errors import SimulateError
 from alignedserve.lab.api.simulated_run import Frame, SimulatedRun, frame_of
+from alignedserve.lab.loads import defaults
+from alignedserve.lab.loads.figures import tables
+from alignedserve.lab.loads.workload import Mixture
+from alignedserve.lab.loads.workload.build import build
+from alignedserve.lab.loads.workload.stream import Stream
+from alignedserve.lab.loads.workload.table import Table, trace_of
 from alignedserve.lab.processes import processes
 from alignedserve.lab.reports import plots, report
 from alignedserve.lab.reports.trial import OnProgress, SimulationTrial, TrialRun, trials
+from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.trials.building import GivenObjects, check_rates, settings_of, trial_of
 from alignedserve.lab.trials.running import finished
-from alignedserve.loads import defaults
-from alignedserve.loads.figures import tables
-from alignedserve.loads.workload import Mixture
-from alignedserve.loads.workload.build import build
-from alignedserve.loads.workload.stream import Stream
-from alignedserve.loads.workload.table import Table, trace_of
 from alignedserve.policies.kinds import OwnPolicy
 from alignedserve.policies.source import GivenPolicies, PolicySource, check
-from alignedserve.simulator.run import Simulation
 
 Workload: TypeAlias = str | Path | Mixture | Stream | Table
 Policies: TypeAlias = str | Path | PolicySource | type[OwnPolicy] | Sequence[type[OwnPolicy]]

@@ -6,7 +6,6 @@ Kernels and the engine
     gpu.py              the engine on a GPU
     gpu_ceilings.py     what a GPU can do, and how near attention comes to it
     gpu_server.py       a whole deployment on one GPU
-    roads.py            KV from worker to worker by each transport, against memcpy
     served.py           what a served step costs beside the engine's own time
 Single cores and processes
     cost.py             how well the cost model predicts steps
@@ -21,7 +20,6 @@ Deployments, real or simulated
 The simulator and what it compares
     figures.py          published figures, traces and the mixes of rules.py against the values in figures.jsonl
     promised.py         whether people who ask at once get what `alignedserve promise` says
-    promises.py         promises kept over capacity and below it, beside documents, on few and many workers
     rules.py            what each rule of the default scheduler is worth
     simulator.py        how fast the simulator is, and how near to real runs
 

@@ -29,11 +29,11 @@ from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
 from typing import Any
 
-from alignedserve.bench.wording import WORDS
+from alignedserve.lab.bench.wording import WORDS
 from alignedserve.lab.benchmarks.common.peers import LLAMA_SERVER, serve_llama_cpp
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
 from alignedserve.lab.benchmarks.common.serving import NAME, serve
-from alignedserve.loads.records.distribution import percentile
+from alignedserve.lab.loads.records.distribution import percentile
 
 OURS, PEER = "ours", "llama.cpp"
 FEW = 12  # people, of whom none may be told 429, not even to try again

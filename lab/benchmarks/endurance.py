@@ -35,7 +35,7 @@ from alignedserve.core import Role
 from alignedserve.lab.benchmarks.common.mixed_load import MixedLoad, SeenByClients
 from alignedserve.lab.benchmarks.common.report import command
 from alignedserve.lab.benchmarks.common.serving import ServedDeployment, beside, name_of, processes_under, serve
-from alignedserve.loads.records.distribution import percentile
+from alignedserve.lab.loads.records.distribution import percentile
 
 EVERY_S = 30.0
 WARM_UP_S = 300.0  # caches fill, and allocators find their sizes

@@ -23,15 +23,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
 
+from alignedserve.lab.benchmarks.common.chat_loads import ANSWERS, CHATS, GPU
 from alignedserve.lab.benchmarks.common.columns import Load, Row, kind_of, means, row_of
 from alignedserve.lab.benchmarks.common.report import command
 from alignedserve.lab.benchmarks.common.shifts import Seeds, Shifts, better, drawn, shifts, together, words, worse
-from alignedserve.lab.benchmarks.promises import ANSWERS, CHATS, GPU
 from alignedserve.lab.benchmarks.rules import mixes
+from alignedserve.lab.loads.figures.request_figures import attains, attains_p99
 from alignedserve.lab.processes import processes
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.reproduce.papers import PAPERS
-from alignedserve.loads.figures.request_figures import attains, attains_p99
 
 COMMITTED = Path(__file__).with_suffix(".jsonl")
 FRESH = Path("build/figures.jsonl")

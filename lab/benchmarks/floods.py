@@ -19,17 +19,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from alignedserve.lab.benchmarks.common.chat_loads import GPU
 from alignedserve.lab.benchmarks.common.machines import MACHINES, save_profile
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
 from alignedserve.lab.benchmarks.common.simulating import of_each, recorded, save_load
 from alignedserve.lab.benchmarks.hostile import CLIENTS, CONSERVED, MOST_TIMES
-from alignedserve.lab.benchmarks.promises import GPU
+from alignedserve.lab.loads.figures.request_figures import finished, ttft_s
+from alignedserve.lab.loads.records.distribution import percentile
+from alignedserve.lab.loads.records.records import RequestRecord
 from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.trials.building import settings_of
-from alignedserve.loads.figures.request_figures import finished, ttft_s
-from alignedserve.loads.records.distribution import percentile
-from alignedserve.loads.records.records import RequestRecord
-from alignedserve.simulator.run import Simulation
 
 CPU, LAYERS = "zen5", 12
 CPU_MACHINE = MACHINES[CPU]

@@ -32,11 +32,11 @@ from typing import Any
 import uvloop
 from fastapi import FastAPI
 
-from alignedserve.bench.connections import Address, Connections
-from alignedserve.bench.player import CONNECT_S
 from alignedserve.core import FinishReason, Request
 from alignedserve.errors import AlignedServeError
 from alignedserve.explain.story import Story, tell
+from alignedserve.lab.bench.connections import Address, Connections
+from alignedserve.lab.bench.player import CONNECT_S
 from alignedserve.lab.benchmarks.common.report import command, report, status
 from alignedserve.owner.arrivals import ArrivalQueues
 from alignedserve.owner.client import Delivered, Settle, ignore

@@ -32,7 +32,7 @@ from alignedserve.lab.benchmarks.common.gpu_shapes import DEVICE, about, all_tri
 from alignedserve.lab.benchmarks.common.report import report
 from alignedserve.lab.benchmarks.common.serving import Answer, ServedDeployment, ask, name_of, processes_under, serve
 from alignedserve.lab.devices.devices import Model
-from alignedserve.loads.records.distribution import percentile
+from alignedserve.lab.loads.records.distribution import percentile
 
 PARTS = ("streams", "beside", "offline", "shared", "kill", "separate")
 IS_DRY = DEVICE.type != "cuda"

@@ -60,11 +60,11 @@ import httpx
 import uvloop
 
 from alignedserve.architectures.model_source import DEMO_FOLDER
-from alignedserve.bench.wording import WordWording
 from alignedserve.core import Role
 from alignedserve.gateway.access.keys import EVERY_SCOPE, Limits, make_key
 from alignedserve.gateway.http.bodies import BODIES_AT_ONCE
 from alignedserve.http_client import RemoteServer
+from alignedserve.lab.bench.wording import WordWording
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
 from alignedserve.lab.benchmarks.common.serving import (
     NAME,
@@ -77,9 +77,9 @@ from alignedserve.lab.benchmarks.common.serving import (
     serve,
 )
 from alignedserve.lab.benchmarks.gateway import CLOCK, ENDED_EARLY, MODEL, GatewayAlone, ask_whole, connections_to, ours
-from alignedserve.loads.figures.request_figures import finished, ttft_s
-from alignedserve.loads.records.distribution import percentile
-from alignedserve.loads.records.records import RunRecord
+from alignedserve.lab.loads.figures.request_figures import finished, ttft_s
+from alignedserve.lab.loads.records.distribution import percentile
+from alignedserve.lab.loads.records.records import RunRecord
 
 R = TypeVar("R")
 SIZE = 4 << 20  # the usual limit of a body

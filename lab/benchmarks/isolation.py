@@ -44,10 +44,10 @@ from time import perf_counter, sleep
 
 import numpy as np
 
-from alignedserve.bench.wording import IdWording
 from alignedserve.core import Request, ServiceClass, StepPlan
 from alignedserve.cost import profile as cost_profile
 from alignedserve.cost.model import CostModel, Uncertainty
+from alignedserve.lab.bench.wording import IdWording
 from alignedserve.lab.benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
 from alignedserve.lab.benchmarks.common.models import llama160m
 from alignedserve.lab.benchmarks.common.peers import behind_chats, serve_vllm
@@ -55,13 +55,13 @@ from alignedserve.lab.benchmarks.common.report import command, report, several, 
 from alignedserve.lab.benchmarks.common.serving import ask, beside, played, serve
 from alignedserve.lab.benchmarks.common.simulating import record_of, recorded, save_load
 from alignedserve.lab.devices.hardware import ProfileTruth
+from alignedserve.lab.loads.figures.request_figures import attains_p99, finished, gaps_s, requests_of_class, ttft_s
+from alignedserve.lab.loads.records.distribution import percentile
+from alignedserve.lab.loads.records.records import RequestRecord, RunRecord
 from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.simulator.machines.world import World
+from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.trials.building import device_of, settings_of
-from alignedserve.loads.figures.request_figures import attains_p99, finished, gaps_s, requests_of_class, ttft_s
-from alignedserve.loads.records.distribution import percentile
-from alignedserve.loads.records.records import RequestRecord, RunRecord
-from alignedserve.simulator.machines.world import World
-from alignedserve.simulator.run import Simulation
 
 COUNTED_FROM = 1 / 3  # of a run
 CHAT = {"name": "chat", "prompt": "32-256", "output": "16-96", "max_tokens": 96}

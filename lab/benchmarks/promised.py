@@ -22,8 +22,8 @@ from typing import Any
 
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
 from alignedserve.lab.benchmarks.common.serving import Answer, ask, serve
+from alignedserve.lab.loads.records.distribution import percentile
 from alignedserve.lab.trials.crowd import REFUSES_NONE
-from alignedserve.loads.records.distribution import percentile
 
 OFF = 0.2  # share of the table's first token by which the measured one may be off
 MOST_STOLEN, TRIES = 0.02, 6  # share of the processors' time in a round, and the rounds for each that counts

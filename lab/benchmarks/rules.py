@@ -4,7 +4,7 @@
     python -m lab.benchmarks.rules --rules caution --mixes 'chats lots,tight' --clusters 1+1 --seeds 0,1
 
 Each rule is one function, which is replaced by what it says where it has nothing to say. A rule that says nothing in a
-run is not run without: what it is worth there is 0. Mixes are those of promises.py, with fewer seconds: RTX 4090 with
+run is not run without: what it is worth there is 0. Mixes are those of chat_loads.py, with fewer seconds: RTX 4090 with
 Llama-3.1-8B, two colocated workers, or a prefill and a decode worker with 0.6 times their chats. `tight` and `rare` are
 a CPU with promises of 0.3 s and 60 ms, to 4 chats a second and to one in 2 s.
 
@@ -35,12 +35,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
+from alignedserve.lab.benchmarks.common.chat_loads import ANSWERS, CHATS, ONE_PLUS_ONE, NamedLoad, loads
 from alignedserve.lab.benchmarks.common.columns import FLOOD, Columns, columns_of, means
 from alignedserve.lab.benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
 from alignedserve.lab.benchmarks.common.report import command, several
 from alignedserve.lab.benchmarks.common.shifts import LIMITS, Shift, Shifts, shifts, together, verdict
 from alignedserve.lab.benchmarks.common.simulating import of_each, record_of, save_load
-from alignedserve.lab.benchmarks.promises import ANSWERS, CHATS, ONE_PLUS_ONE, NamedLoad, loads
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.schedulers import aligned
 from alignedserve.schedulers.near_lengths import NearLengths

@@ -47,8 +47,8 @@ from typing import Any
 from unittest.mock import patch
 from urllib.request import Request, urlopen
 
-from alignedserve.bench.report import ClassFigures, LoadFigures
-from alignedserve.bench.wording import IdWording
+from alignedserve.lab.bench.report import ClassFigures, LoadFigures
+from alignedserve.lab.bench.wording import IdWording
 from alignedserve.lab.benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
 from alignedserve.lab.benchmarks.common.models import VOCAB, llama160m
 from alignedserve.lab.benchmarks.common.peers import LLAMA_SERVER, serve_llama_cpp, serve_openvino, serve_vllm
@@ -56,9 +56,9 @@ from alignedserve.lab.benchmarks.common.report import command, report, several, 
 from alignedserve.lab.benchmarks.common.serving import NAME, ask, parts_under, played, serve
 from alignedserve.lab.benchmarks.common.simulating import record_of, save_load
 from alignedserve.lab.benchmarks.isolation import CHAT, DEFAULT, DOCUMENT, IN_FLIGHT, ChatRuns
+from alignedserve.lab.loads.records.records import RunRecord
+from alignedserve.lab.loads.workload.spec import NAMED
 from alignedserve.lab.reports.trial import SimulationTrial
-from alignedserve.loads.records.records import RunRecord
-from alignedserve.loads.workload.spec import NAMED
 
 PROGRAM = "alignedserve.lab.benchmarks.served"
 OTHERS = "other processes"

@@ -16,13 +16,13 @@ from time import perf_counter, process_time
 from alignedserve.core import ServiceClass, Slo
 from alignedserve.lab.benchmarks.common.report import command, report
 from alignedserve.lab.benchmarks.common.simulating import record_of
+from alignedserve.lab.loads import defaults
+from alignedserve.lab.loads.figures.request_figures import mean_tpot_s, ttft_s
+from alignedserve.lab.loads.records.distribution import Distribution
+from alignedserve.lab.loads.records.records import RequestRecord
 from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.trials.building import settings_of
-from alignedserve.loads import defaults
-from alignedserve.loads.figures.request_figures import mean_tpot_s, ttft_s
-from alignedserve.loads.records.distribution import Distribution
-from alignedserve.loads.records.records import RequestRecord
-from alignedserve.simulator.run import Simulation
 
 
 def steps_per_second(running: int, seconds: float, goal: float) -> None:

@@ -1,5 +1,7 @@
 """The lab's commands: one file per command; flags import nothing heavy.
 
+bench.py          `alignedserve bench`: puts a load on any OpenAI-compatible server, and measures what it gives
+benching.py       the flags of bench
 fuzz.py           `alignedserve fuzz`: injects faults into simulated deployments and checks their invariants
 plan.py           `alignedserve plan`: finds the cheapest deployment that keeps its promises
 promise.py        `alignedserve promise`: shows what people get who ask at once, for each length of prompt

@@ -22,6 +22,12 @@ from alignedserve.core import ServiceClass
 from alignedserve.errors import ConfigError, ProfileError, SimulateError
 from alignedserve.lab.cli.simulating import WhatIsPlanned
 from alignedserve.lab.devices import devices
+from alignedserve.lab.loads.figures.tables import write
+from alignedserve.lab.loads.workload import Mixture
+from alignedserve.lab.loads.workload.amounts import Fixed
+from alignedserve.lab.loads.workload.build import USUAL_REQUESTS
+from alignedserve.lab.loads.workload.pace import Recorded
+from alignedserve.lab.loads.workload.stream import Span
 from alignedserve.lab.planning.demand import Expected, WorkerCapacity, demand_of, expected_requests, family_of
 from alignedserve.lab.planning.deployments import DeploymentFamily, DeviceOffer, PlannedDeployment
 from alignedserve.lab.planning.outcome import Hopeless, Outcome, PromisesToKeep, RequestTally
@@ -30,14 +36,8 @@ from alignedserve.lab.planning.search import PlanTrial, Search
 from alignedserve.lab.processes import Processes, one_for_each_core, processes
 from alignedserve.lab.reports import plots
 from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.trials.building import cluster_of, config_of, device_of, settings_of, workload_of
-from alignedserve.loads.figures.tables import write
-from alignedserve.loads.workload import Mixture
-from alignedserve.loads.workload.amounts import Fixed
-from alignedserve.loads.workload.build import USUAL_REQUESTS
-from alignedserve.loads.workload.pace import Recorded
-from alignedserve.loads.workload.stream import Span
-from alignedserve.simulator.run import Simulation
 
 _FRESH = 3  # seeds of the check
 _RANKS = (1, 2, 4, 8)  # GPUs of a worker, for devices that name a GPU alone

@@ -21,11 +21,11 @@ from alignedserve.cost.profile import save
 from alignedserve.cost.promising import machine_promise
 from alignedserve.errors import ConfigError, SimulateError
 from alignedserve.lab.devices import devices
+from alignedserve.lab.loads.figures.tables import table
 from alignedserve.lab.processes import one_for_each_core, processes
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import device_of, settings_of
 from alignedserve.lab.trials.crowd import ANSWER, REFUSES_NONE, Crowd, CrowdFigures, figures_of
-from alignedserve.loads.figures.tables import table
 
 _PEOPLE, _PROMPTS = (1, 2, 4, 8, 16, 32), (100, 500, 2000, 8000)
 _MOST_S = 120.0  # that all prompts of a cell may take

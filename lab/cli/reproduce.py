@@ -15,6 +15,7 @@ from statistics import fmean as mean
 from typing import TypeAlias
 
 import alignedserve
+from alignedserve.cli.plotting import new_figure
 from alignedserve.cli.terminal.interrupt import INTERRUPTED
 from alignedserve.cli.terminal.progress import ProgressBar, about
 from alignedserve.errors import SimulateError, file_errors
@@ -42,7 +43,6 @@ from alignedserve.lab.reproduce.page import (
 from alignedserve.lab.reproduce.papers import PAPERS
 from alignedserve.lab.trials.building import settings_of, workload_of
 from alignedserve.lab.trials.running import figures_of
-from alignedserve.loads.figures.plotting import new_figure
 
 _WALL = "speed.wall_s"  # the metric that says how long a trial took
 _USUAL_S, _FULL_S = 7.0, 35.0  # of a trial on one core, the mean of some of all papers: until those of now have ended

@@ -14,6 +14,9 @@ from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import SimulateError, file_errors
 from alignedserve.lab.cli.simulating import WhatIsWritten, WhatRuns
 from alignedserve.lab.fuzzing.recording import first_difference, read_trial, repeated, tell
+from alignedserve.lab.loads.figures.tables import write
+from alignedserve.lab.loads.records import record_file
+from alignedserve.lab.loads.records.records import RunRecord
 from alignedserve.lab.processes import processes
 from alignedserve.lab.reports import plots
 from alignedserve.lab.reports.report import comparison_text, document, requests_csv, runs_csv, steps_csv, summary
@@ -21,9 +24,6 @@ from alignedserve.lab.reports.timeline import timeline
 from alignedserve.lab.reports.trial import OnProgress, SimulationTrial, TrialRun, trials
 from alignedserve.lab.trials.building import check_rates, settings_of, trial_of
 from alignedserve.lab.trials.running import run_filmed, run_once, run_saved
-from alignedserve.loads.figures.tables import write
-from alignedserve.loads.records import record_file
-from alignedserve.loads.records.records import RunRecord
 
 _WRONG = 1  # the simulation found something wrong with itself
 

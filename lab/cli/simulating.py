@@ -35,7 +35,7 @@ from alignedserve.cli.terminal.interrupt import LeavesAtOnce
 from alignedserve.config.config import settings
 from alignedserve.config.presets import DEFAULT, PRESETS
 from alignedserve.errors import ConfigError
-from alignedserve.loads import defaults
+from alignedserve.lab.loads import defaults
 
 if TYPE_CHECKING:
     from alignedserve.policies.source import PolicySource

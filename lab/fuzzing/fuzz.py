@@ -12,8 +12,8 @@ from pathlib import Path
 from alignedserve.lab.fuzzing.invariants import Failure, InvariantWatch, JobRules, Rule
 from alignedserve.lab.fuzzing.recording import RunWriter, open_run
 from alignedserve.lab.fuzzing.scenario import Scenario
-from alignedserve.loads.workload import Arrival
-from alignedserve.simulator.run import Simulation
+from alignedserve.lab.loads.workload import Arrival
+from alignedserve.lab.simulator.run import Simulation
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def prepared(scenario: Scenario) -> Simulation:
 
 def _with_jobs(scenario: Scenario, asked: list[Arrival]) -> Simulation:
     """Return a simulation with the job runner, which is no core: it is imported where there are jobs."""
-    from alignedserve.simulator.job_runner import JobRunnerSimulation
-    from alignedserve.simulator.job_users import SubmittedJob
+    from alignedserve.lab.simulator.job_runner import JobRunnerSimulation
+    from alignedserve.lab.simulator.job_users import SubmittedJob
 
     def breaks(what: str) -> None:
         raise Failure(Rule.JOBS, what, simulation.world.agenda.now)

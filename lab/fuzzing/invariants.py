@@ -51,19 +51,19 @@ from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.lab.fuzzing.waste import WasteWatch
 from alignedserve.lab.fuzzing.worker_views import blocks_of, kept_blocks, slots_of
-from alignedserve.loads.records.records import RequestOutcome
+from alignedserve.lab.loads.records.records import RequestOutcome
+from alignedserve.lab.simulator.machines.faults import Forge
+from alignedserve.lab.simulator.machines.process import Process
+from alignedserve.lab.simulator.machines.world import Witness
+from alignedserve.lab.simulator.run import Simulation
 from alignedserve.policies.kinds import PolicyKind
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, Deliver, ReceiveKv, Reject, RunStep, Send, SendKv
 from alignedserve.protocol.messages import Member, Message, Prefill, Refused
 from alignedserve.router.placing.admission import Queues
-from alignedserve.simulator.machines.faults import Forge
-from alignedserve.simulator.machines.process import Process
-from alignedserve.simulator.machines.world import Witness
-from alignedserve.simulator.run import Simulation
 from alignedserve.store.job import JobStatus
 
 if TYPE_CHECKING:
-    from alignedserve.simulator.job_runner import JobRunnerSimulation  # with asyncio, and this is a core
+    from alignedserve.lab.simulator.job_runner import JobRunnerSimulation  # with asyncio, and this is a core
 
 FEW_OPEN = 1000  # open requests: no run has more
 STALLED_S = 30.0  # longer than any recovery: at most three requests to parts in a row, each after 5 s

@@ -27,11 +27,11 @@ from alignedserve.errors import FuzzError, file_errors
 from alignedserve.lab.fuzzing.scenario import Scenario, from_tree, to_tree
 from alignedserve.lab.fuzzing.typed_tree import WrongTree, typed
 from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.simulator.machines.clock import Agenda
+from alignedserve.lab.simulator.machines.world import Witness
 from alignedserve.protocol import commands
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Member, Message
-from alignedserve.simulator.machines.clock import Agenda
-from alignedserve.simulator.machines.world import Witness
 
 FORMAT = 1
 _CONTEXT = 5  # number of commands that are shown before a difference

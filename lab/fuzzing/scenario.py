@@ -32,17 +32,17 @@ from alignedserve.errors import FuzzError
 from alignedserve.forms.rules import Compression
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.lab.fuzzing.typed_tree import WrongTree, typed
-from alignedserve.loads.workload import Arrival
-from alignedserve.loads.workload.tape import STOP, VOCABULARY
+from alignedserve.lab.loads.workload import Arrival
+from alignedserve.lab.loads.workload.tape import STOP, VOCABULARY
+from alignedserve.lab.simulator.machines.engine import Costs, story_from
+from alignedserve.lab.simulator.machines.faults import BreakTransfer, Fault, calm_at
+from alignedserve.lab.simulator.machines.transfers import TIMEOUT_S
+from alignedserve.lab.simulator.machines.world import NetworkDelays
+from alignedserve.lab.simulator.settings import Settings, members_of
 from alignedserve.policies.guard import OwnPolicies
 from alignedserve.policies.source import PolicySource
 from alignedserve.router.placing.admission import Queues
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Handoff, Layout, Policy
-from alignedserve.simulator.machines.engine import Costs, story_from
-from alignedserve.simulator.machines.faults import BreakTransfer, Fault, calm_at
-from alignedserve.simulator.machines.transfers import TIMEOUT_S
-from alignedserve.simulator.machines.world import NetworkDelays
-from alignedserve.simulator.settings import Settings, members_of
 
 # A line that the router refused may wait for a minute, and after a failure it may wait for about as long.
 MOST_LINE_WAIT_S = 120.0

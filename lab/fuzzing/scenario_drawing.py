@@ -22,16 +22,16 @@ from alignedserve.lab.fuzzing.wider_drawing import (
     some_without_faults,
     widened,
 )
+from alignedserve.lab.simulator.machines.engine import Costs
+from alignedserve.lab.simulator.machines.fault_drawing import draw_faults, draw_job_faults
+from alignedserve.lab.simulator.machines.faults import JOBS
+from alignedserve.lab.simulator.machines.world import NetworkDelays
+from alignedserve.lab.simulator.settings import FIRST_ARRIVAL_AT
 from alignedserve.router.placing.admission import Bound, Queues
 from alignedserve.scheduling.levels import AGE_S
 from alignedserve.scheduling.orders import BY_ARRIVAL, BY_DUE, BY_LEVELS, BY_REMAINING, BY_SLACK, Ordering
 from alignedserve.scheduling.policy import Cache, Chunking, Grouping, Layout, Policy, Predictor, Room, SchedulerName
 from alignedserve.scheduling.slo import Late
-from alignedserve.simulator.machines.engine import Costs
-from alignedserve.simulator.machines.fault_drawing import draw_faults, draw_job_faults
-from alignedserve.simulator.machines.faults import JOBS
-from alignedserve.simulator.machines.world import NetworkDelays
-from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
 
 _MOST_PROMPT, _MOST_OUTPUT = 200, 60
 # Order, whether the best fit chooses, whether by AccelGen's own formulas -> the scheduler

@@ -16,7 +16,7 @@ from alignedserve.core import ServiceClass
 from alignedserve.lab.fuzzing.fuzz import attempt
 from alignedserve.lab.fuzzing.invariants import Rule
 from alignedserve.lab.fuzzing.scenario import Ask, JobAsk, Scenario
-from alignedserve.simulator.machines.faults import DropFrames, Duplicate, Fault
+from alignedserve.lab.simulator.machines.faults import DropFrames, Duplicate, Fault
 
 BUDGET = 300  # runs
 

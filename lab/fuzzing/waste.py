@@ -30,13 +30,13 @@ from alignedserve.forms.messages import LetGo
 from alignedserve.kvpool.state import REFRESH_S, PoolCore
 from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.lab.fuzzing.worker_views import holds_of
-from alignedserve.loads.records.records import RequestOutcome
+from alignedserve.lab.loads.records.records import RequestOutcome
+from alignedserve.lab.simulator.clients import Client
+from alignedserve.lab.simulator.machines.faults import Fault, Forge, LinkFault, MemberFault, Skew, lasts_s
+from alignedserve.lab.simulator.machines.process import Process
+from alignedserve.lab.simulator.machines.world import World
 from alignedserve.protocol.commands import Send, SendKv
 from alignedserve.protocol.messages import Attempt, AttemptLost, Cancel, Commit, Member, Prefix, Pull, Resend, Submit
-from alignedserve.simulator.clients import Client
-from alignedserve.simulator.machines.faults import Fault, Forge, LinkFault, MemberFault, Skew, lasts_s
-from alignedserve.simulator.machines.process import Process
-from alignedserve.simulator.machines.world import World
 
 LOOK_S = 0.25  # between two looks
 GRACE_S, CALM_GRACE_S = 3.0, 1.0  # what is on its way may take so long; the second in a run without faults

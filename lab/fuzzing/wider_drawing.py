@@ -14,8 +14,8 @@ from alignedserve.config.config import of_preset
 from alignedserve.config.presets import PRESETS
 from alignedserve.core import Fold, ServiceClass, Sight, units_for
 from alignedserve.lab.fuzzing.scenario import TOPOLOGIES, Ask, AskedVector, Scenario, least_pages
+from alignedserve.lab.simulator.machines.faults import Skew
 from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room, SchedulerName
-from alignedserve.simulator.machines.faults import Skew
 
 _MAKE_PAUSES = SchedulerName.ALIGNED, SchedulerName.BEST_FIT
 _MOST_WORKERS, _MOST_NODES = 4, 3

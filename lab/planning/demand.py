@@ -16,10 +16,10 @@ from random import Random
 from alignedserve.core import ServiceClass, WorkerLimits
 from alignedserve.cost.sums import added
 from alignedserve.lab.devices.hardware import Hardware
+from alignedserve.lab.loads.workload import Mixture
+from alignedserve.lab.loads.workload.amounts import Fixed, RecordedLengths
+from alignedserve.lab.loads.workload.stream import Stream
 from alignedserve.lab.planning.deployments import DeploymentFamily, DeviceOffer
-from alignedserve.loads.workload import Mixture
-from alignedserve.loads.workload.amounts import Fixed, RecordedLengths
-from alignedserve.loads.workload.stream import Stream
 
 _DRAWN = 1000  # requests of a stream, for the mean lengths
 _OPTIMISM = 1.1  # the most that a worker does, over the estimate

@@ -10,9 +10,9 @@ from dataclasses import astuple, dataclass
 from math import inf
 
 from alignedserve.core import ServiceClass
-from alignedserve.loads.figures.request_figures import attains, has_finished, keeps_jct, keeps_tbt, keeps_ttft
-from alignedserve.loads.records.distribution import ratio
-from alignedserve.loads.records.records import RequestRecord
+from alignedserve.lab.loads.figures.request_figures import attains, has_finished, keeps_jct, keeps_tbt, keeps_ttft
+from alignedserve.lab.loads.records.distribution import ratio
+from alignedserve.lab.loads.records.records import RequestRecord
 
 _HOPELESS = 5  # times the broken promises that are allowed: a run with more has failed
 _FEW = 20  # broken promises, which end no run

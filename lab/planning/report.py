@@ -9,7 +9,9 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from alignedserve.cli.plotting import new_figure, save_figure
 from alignedserve.core import ServiceClass
+from alignedserve.lab.loads.figures.tables import table
 from alignedserve.lab.planning.deployments import DeploymentFamily, PlannedDeployment
 from alignedserve.lab.planning.outcome import (
     NAMES,
@@ -23,8 +25,6 @@ from alignedserve.lab.planning.outcome import (
 from alignedserve.lab.planning.search import Search
 from alignedserve.lab.reports.figures import figure_tree
 from alignedserve.lab.reports.plots import label_axis
-from alignedserve.loads.figures.plotting import new_figure, save_figure
-from alignedserve.loads.figures.tables import table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from alignedserve.lab.loads.figures.tables import Unit
+from alignedserve.lab.loads.records.distribution import NOTHING, mean
 from alignedserve.lab.reports.figure_rows import COMPARED, Better, FigureRow
 from alignedserve.lab.reports.figures import figure_tree
 from alignedserve.lab.reports.trial import TrialRun, by_preset, by_rate
-from alignedserve.loads.figures.tables import Unit
-from alignedserve.loads.records.distribution import NOTHING, mean
 
 
 @dataclass(frozen=True, slots=True)

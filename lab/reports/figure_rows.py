@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from alignedserve.lab.loads.figures.tables import Unit
 from alignedserve.lab.reports.figures import RunFigures
-from alignedserve.loads.figures.tables import Unit
 
 
 class Better(Enum):

@@ -15,8 +15,7 @@ from types import SimpleNamespace as Figures
 from typing import Any
 
 from alignedserve.core import ServiceClass, Usage
-from alignedserve.lab.reports.step_figures import copy_figures, step_figures, worker_figures
-from alignedserve.loads.figures.request_figures import (
+from alignedserve.lab.loads.figures.request_figures import (
     RequestFigures,
     attains,
     attains_p99,
@@ -36,8 +35,9 @@ from alignedserve.loads.figures.request_figures import (
     requests_of_class,
     ttft_s,
 )
-from alignedserve.loads.records.distribution import Distribution, mean, percentile, ratio, share
-from alignedserve.loads.records.records import RequestRecord, RunRecord, StepRecord
+from alignedserve.lab.loads.records.distribution import Distribution, mean, percentile, ratio, share
+from alignedserve.lab.loads.records.records import RequestRecord, RunRecord, StepRecord
+from alignedserve.lab.reports.step_figures import copy_figures, step_figures, worker_figures
 
 
 @dataclass(frozen=True, slots=True)

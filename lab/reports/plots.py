@@ -13,17 +13,17 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from alignedserve.cli.plotting import KIND_COLOURS, new_figure, save_figure
 from alignedserve.core import ServiceClass
 from alignedserve.cost.model import Kind
 from alignedserve.errors import SimulateError
+from alignedserve.lab.loads.figures.request_figures import attains, gaps_s, requests_of_class, ttft_s
+from alignedserve.lab.loads.records.distribution import MOST_DOTS, cdf, share
+from alignedserve.lab.loads.records.records import RequestOutcome, RequestRecord, RunRecord
 from alignedserve.lab.reports.comparison import MARKS, Cell, Sweep, compare, sweeps
 from alignedserve.lab.reports.figure_rows import FigureRow
 from alignedserve.lab.reports.step_figures import is_predicted
 from alignedserve.lab.reports.trial import TrialRun
-from alignedserve.loads.figures.plotting import KIND_COLOURS, new_figure, save_figure
-from alignedserve.loads.figures.request_figures import attains, gaps_s, requests_of_class, ttft_s
-from alignedserve.loads.records.distribution import MOST_DOTS, cdf, share
-from alignedserve.loads.records.records import RequestOutcome, RequestRecord, RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

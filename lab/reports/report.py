@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, fields
 from typing import Any
 
+from alignedserve.lab.loads.figures.tables import REQUEST_TITLES, Unit, csv_text, request_row, table
+from alignedserve.lab.loads.records.records import RunRecord, StepRecord
 from alignedserve.lab.reports.comparison import (
     compare,
     comparison_table,
@@ -18,8 +20,6 @@ from alignedserve.lab.reports.comparison import (
 from alignedserve.lab.reports.figure_rows import NUMBERS, ROWS, SECTIONS
 from alignedserve.lab.reports.figures import RunFigures, figure_tree
 from alignedserve.lab.reports.trial import SimulationTrial, TrialRun, by_rate
-from alignedserve.loads.figures.tables import REQUEST_TITLES, Unit, csv_text, request_row, table
-from alignedserve.loads.records.records import RunRecord, StepRecord
 
 _FORMAT = 1
 _LABEL_WIDTH = max(len(row.label) for row in ROWS)

@@ -10,8 +10,8 @@ from math import fsum, isfinite
 from types import SimpleNamespace as Figures
 
 from alignedserve.cost.model import Kind
-from alignedserve.loads.records.distribution import Distribution, ratio
-from alignedserve.loads.records.records import CopyRecord, RunRecord, StepRecord
+from alignedserve.lab.loads.records.distribution import Distribution, ratio
+from alignedserve.lab.loads.records.records import CopyRecord, RunRecord, StepRecord
 
 
 def spread(step: StepRecord) -> int:

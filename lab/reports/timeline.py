@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from math import inf, isfinite
 
 from alignedserve.explain.trace_file import TraceEvent, dump, micros, process_name, span, thread_name
+from alignedserve.lab.loads.records.records import CopyRecord, RequestOutcome, RequestRecord, RunRecord, StepRecord
 from alignedserve.lab.reports.step_figures import spread
-from alignedserve.loads.records.records import CopyRecord, RequestOutcome, RequestRecord, RunRecord, StepRecord
 
 _REQUESTS = 1  # pid of the requests; workers have the following pids
 _STEPS, _COPIES, _ASIDE = 1, 2, 3  # tids of a worker's tracks

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from alignedserve.lab.loads.records.records import RunRecord
 from alignedserve.lab.reports.figures import RunFigures
-from alignedserve.loads.records.records import RunRecord
 
 OnProgress = Callable[[int, int], None]  # number of ended requests, number of all requests
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from alignedserve.lab.loads.records.distribution import ratio
 from alignedserve.lab.reports.figure_rows import Better
 from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, Rival, file
-from alignedserve.loads.records.distribution import ratio
 
 _CALM, _PAPERS, _LARGE = "0.2/s", "8/s", "OPT-175B, 8/s"
 _REQUESTS = 20_000

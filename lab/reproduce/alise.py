@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from alignedserve.lab.loads.records.distribution import ratio
 from alignedserve.lab.reports.figure_rows import Better
 from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, Rival
-from alignedserve.loads.records.distribution import ratio
 
 _OPT_13B, _LLAMA_13B = "v100-opt-13b-tp1", "v100-llama-2-13b-tp1"
 _NORMALISED, _JCT, _DONE = "papers.alise.normalised_latency_s", "be.jct_s.mean", "be.requests_per_s"

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from alignedserve.lab.loads.records.distribution import ratio
 from alignedserve.lab.reproduce.figure import Axis, Cells, Claim, Figure, Paper, Point, Rival, file
-from alignedserve.loads.records.distribution import ratio
 
 _OPT_13B = "a100-40-opt-13b-tp1"
 _ATTAINED = "papers.apt_serve.attainment"

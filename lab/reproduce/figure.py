@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from math import isfinite, log, nan
 from pathlib import Path
 
+from alignedserve.lab.loads.records.distribution import mean, ratio
 from alignedserve.lab.reports.comparison import Cell, effective_throughput
 from alignedserve.lab.reports.figure_rows import Better
 from alignedserve.lab.reports.trial import SimulationTrial
-from alignedserve.loads.records.distribution import mean, ratio
 
 _FACTORS = {"ms": 1e3, "%": 100.0}  # by which figures, in seconds and shares, are multiplied to be shown
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from alignedserve.cli.plotting import new_figure, save_figure
 from alignedserve.errors import SimulateError
 from alignedserve.lab.reproduce.figure import OURS, Cells, Claim, Figure, Paper, X
-from alignedserve.loads.figures.plotting import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

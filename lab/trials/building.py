@@ -24,15 +24,15 @@ from alignedserve.cost.model import Route
 from alignedserve.errors import ConfigError, SimulateError, WorkloadError
 from alignedserve.lab.devices import devices, gpu_truth, hardware
 from alignedserve.lab.devices.hardware import Hardware
+from alignedserve.lab.loads import defaults
+from alignedserve.lab.loads.workload import Mixture
+from alignedserve.lab.loads.workload.spec import rate_of, read_workload
+from alignedserve.lab.loads.workload.stream import Foresight
 from alignedserve.lab.reports.trial import SimulationTrial
-from alignedserve.loads import defaults
-from alignedserve.loads.workload import Mixture
-from alignedserve.loads.workload.spec import rate_of, read_workload
-from alignedserve.loads.workload.stream import Foresight
+from alignedserve.lab.simulator.settings import Settings
 from alignedserve.policies.source import PolicySource
 from alignedserve.router.placing.admission import Queues
 from alignedserve.scheduling.policy import Policy, Predictor
-from alignedserve.simulator.settings import Settings
 
 # Replace the defaults, which suit a CPU and a single gateway: a worker has the seats that it has on a GPU.
 _GPUS = {

@@ -10,16 +10,16 @@ from itertools import count
 from random import Random
 
 from alignedserve.core import Request, Sampling, ServiceClass, Slo
+from alignedserve.lab.loads.figures.request_figures import gaps_s, ttft_s
+from alignedserve.lab.loads.records.distribution import percentile
+from alignedserve.lab.loads.records.records import RequestRecord
+from alignedserve.lab.loads.workload import Arrival
 from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.simulator.clients import GivenLoad
+from alignedserve.lab.simulator.machines.clock import Priority
+from alignedserve.lab.simulator.run import Simulation
+from alignedserve.lab.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.lab.trials.building import settings_of
-from alignedserve.loads.figures.request_figures import gaps_s, ttft_s
-from alignedserve.loads.records.distribution import percentile
-from alignedserve.loads.records.records import RequestRecord
-from alignedserve.loads.workload import Arrival
-from alignedserve.simulator.clients import GivenLoad
-from alignedserve.simulator.machines.clock import Priority
-from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
 
 ANSWER = 100  # tokens of each answer
 REFUSES_NONE = "schedule.refuse_ttfts=0"

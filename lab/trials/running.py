@@ -11,19 +11,19 @@ from alignedserve.dashboard.page import recorded_page
 from alignedserve.dashboard.picture import DeploymentView, Picture
 from alignedserve.errors import SimulateError
 from alignedserve.lab.fuzzing.recording import RunWriter, open_run
+from alignedserve.lab.loads.figures.request_figures import gaps_s, times_of
+from alignedserve.lab.loads.figures.tables import write
+from alignedserve.lab.loads.records.records import RequestOutcome, RequestRecord, RunRecord
 from alignedserve.lab.reports.trial import OnProgress, SimulationTrial, TrialRun
+from alignedserve.lab.simulator.clients import Client
+from alignedserve.lab.simulator.machines.clock import Priority
+from alignedserve.lab.simulator.run import Simulation
+from alignedserve.lab.simulator.settings import gateways_of
 from alignedserve.lab.trials.building import NOTHING_GIVEN, GivenObjects, settings_of
-from alignedserve.loads.figures.request_figures import gaps_s, times_of
-from alignedserve.loads.figures.tables import write
-from alignedserve.loads.records.records import RequestOutcome, RequestRecord, RunRecord
 from alignedserve.metrics.recent import EndedRequest, RefusedRequest, RequestLog
 from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Reject
 from alignedserve.protocol.messages import Figures
-from alignedserve.simulator.clients import Client
-from alignedserve.simulator.machines.clock import Priority
-from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.settings import gateways_of
 
 
 def run_once(trial: SimulationTrial, on_progress: OnProgress) -> RunRecord:

@@ -22,10 +22,10 @@ from alignedserve.cli import main as cli
 from alignedserve.errors import AlignedServeError
 from alignedserve.explain.decisions import DecisionRing
 from alignedserve.lab.api.simulated_run import SimulatedRun
-from alignedserve.loads.figures.tables import csv_text
-from alignedserve.loads.records import record_file
-from alignedserve.loads.workload.spec import read_workload
-from alignedserve.loads.workload.table import trace_of
+from alignedserve.lab.loads.figures.tables import csv_text
+from alignedserve.lab.loads.records import record_file
+from alignedserve.lab.loads.workload.spec import read_workload
+from alignedserve.lab.loads.workload.table import trace_of
 from alignedserve.policies import OrderPolicy, RequestInLine
 from tests.rare import rare, rarely
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.bench.answer import Counted, StreamedAnswer, StreamReader
-from alignedserve.loads.records.records import RequestOutcome
+from alignedserve.lab.bench.answer import Counted, StreamedAnswer, StreamReader
+from alignedserve.lab.loads.records.records import RequestOutcome
 
 DONE = b"data: [DONE]\n\n"
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from alignedserve.bench.disclosures import NINE
 from alignedserve.cli import main as cli
-from alignedserve.loads.workload.spec import NAMED
+from alignedserve.lab.bench.disclosures import NINE
+from alignedserve.lab.loads.workload.spec import NAMED
 from tests.bench.stub import Script, served
 
 ROOT = Path(__file__).resolve().parents[2]

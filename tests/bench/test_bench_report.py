@@ -14,12 +14,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from alignedserve.bench import report
-from alignedserve.bench.page import charts, page
-from alignedserve.bench.report import ROWS, ErrorCount, LoadFigures, MeasuredRun, joined
 from alignedserve.core import ServiceClass
 from alignedserve.errors import AlignedServeError
-from alignedserve.loads.records.records import RequestOutcome
+from alignedserve.lab.bench import report
+from alignedserve.lab.bench.page import charts, page
+from alignedserve.lab.bench.report import ROWS, ErrorCount, LoadFigures, MeasuredRun, joined
+from alignedserve.lab.loads.records.records import RequestOutcome
 from tests.simulator.runs import MIXED, be, record, rt
 
 RUN = MeasuredRun("http://x/v1", "m", "chat,rate=2", 3, MIXED, (ErrorCount("429", 1, "too <many>"),), 0.25)

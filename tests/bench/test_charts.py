@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from alignedserve.bench.page import Chart, Curve
+from alignedserve.lab.bench.page import Chart, Curve
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from time import perf_counter
 
 import pytest
 
-from alignedserve.bench.answer import StreamedAnswer
-from alignedserve.bench.connections import Address, Connection, Connections
+from alignedserve.lab.bench.answer import StreamedAnswer
+from alignedserve.lab.bench.connections import Address, Connection, Connections
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 PIECE = b'data: {"choices": [{"text": "a", "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'

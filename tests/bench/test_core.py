@@ -12,8 +12,9 @@ from typing import TypeAlias
 
 import pytest
 
-from alignedserve.bench.answer import AskFailure, Counted, StreamedAnswer
-from alignedserve.bench.core import (
+from alignedserve.core import ServiceClass
+from alignedserve.lab.bench.answer import AskFailure, Counted, StreamedAnswer
+from alignedserve.lab.bench.core import (
     FIELDS,
     AskServer,
     Command,
@@ -22,11 +23,10 @@ from alignedserve.bench.core import (
     LoadTest,
     Wake,
 )
-from alignedserve.bench.wording import IdWording, Wording, WordWording
-from alignedserve.core import ServiceClass
-from alignedserve.loads.records.records import RequestOutcome, RunRecord
-from alignedserve.loads.workload import Load
-from alignedserve.loads.workload.spec import read_workload
+from alignedserve.lab.bench.wording import IdWording, Wording, WordWording
+from alignedserve.lab.loads.records.records import RequestOutcome, RunRecord
+from alignedserve.lab.loads.workload import Load
+from alignedserve.lab.loads.workload.spec import read_workload
 
 Event: TypeAlias = Callable[[float], list[Command]]
 TTFT_S, TBT_S = 0.2, 0.05

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from random import Random
 
-from alignedserve.bench.core import Dialect
-from alignedserve.bench.job import Look, endpoint_of, file_of, lines_of, records_of, together
-from alignedserve.bench.wording import IdWording, StreamWordings, WordWording
 from alignedserve.core import ServiceClass
-from alignedserve.loads.workload.spec import read_workload
+from alignedserve.lab.bench.core import Dialect
+from alignedserve.lab.bench.job import Look, endpoint_of, file_of, lines_of, records_of, together
+from alignedserve.lab.bench.wording import IdWording, StreamWordings, WordWording
+from alignedserve.lab.loads.workload.spec import read_workload
 from tests.simulator.runs import record, rt
 
 PAPERS = read_workload("sizes:service=be,prompt=9,output=4,arrivals=closed,in_flight=2,num_requests=5,jct_s=900")

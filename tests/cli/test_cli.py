@@ -346,7 +346,9 @@ def test_a_full_disk_is_said_in_one_line() -> None:
     assert done.stderr == "alignedserve: the output cannot be written: No space left on device\n"
 
 
-@pytest.mark.parametrize("words", [["simulate", "--seed", "3"], ["plan"], ["reproduce", "bros"], ["fuzz", "--help"]])
+@pytest.mark.parametrize(
+    "words", [["simulate", "--seed", "3"], ["plan"], ["reproduce", "bros"], ["fuzz", "--help"], ["bench"]]
+)
 def test_without_the_lab_its_commands_say_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:

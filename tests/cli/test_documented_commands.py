@@ -12,7 +12,7 @@ import pytest
 from alignedserve.cli import main as cli
 from alignedserve.cli.serving import config_of
 from alignedserve.errors import AlignedServeError
-from alignedserve.loads.workload.spec import read_workload
+from alignedserve.lab.loads.workload.spec import read_workload
 from tests.house.test_folders import ROOT
 from tests.house.test_pages import PAGES
 

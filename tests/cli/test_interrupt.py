@@ -28,7 +28,7 @@ class Interrupt:
 sys.meta_path.insert(0, Interrupt())
 """
 STEPPING = """
-from alignedserve.simulator.machines.clock import Agenda
+from alignedserve.lab.simulator.machines.clock import Agenda
 turn = Agenda.{method}
 def interrupted(self, *rest):
     os.killpg(0, signal.SIGINT)
@@ -95,7 +95,7 @@ def _interrupted(moment: str, line: str, folder: Path) -> tuple[int, str, str]:
             ("alignedserve.cli.main", "simulate"),
             ("alignedserve.config.config", "fuzz"),
             ("alignedserve.lab.cli.simulate", "simulate --out new"),
-            ("alignedserve.simulator.machines.world", "simulate --out new"),
+            ("alignedserve.lab.simulator.machines.world", "simulate --out new"),
             ("alignedserve.lab.fuzzing.shrink", "fuzz --jobs 2"),
         ],
         usual=2,

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from alignedserve.api.llm import LLM
-from alignedserve.bench.connections import Address
 from alignedserve.cli import main as cli
 from alignedserve.errors import ConfigError
+from alignedserve.lab.bench.connections import Address
 from tests.scripted_server import scripted, streamed
 
 PEMS = Path(__file__).parent.parent / "gateway" / "certificates"

@@ -15,6 +15,7 @@ from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.forms.orders import ProjectKv
 from alignedserve.lab.fuzzing.worker_views import blocks_of, num_preemptions, weighed
+from alignedserve.lab.simulator.machines.engine import CheckedHands, Costs, TokenStory, story_from
 from alignedserve.protocol.commands import (
     Command,
     RunStep,
@@ -22,7 +23,6 @@ from alignedserve.protocol.commands import (
 from alignedserve.protocol.events import Event
 from alignedserve.protocol.messages import ROUTER, Cancel, Prefill
 from alignedserve.scheduling.policy import Cache, Policy, Room
-from alignedserve.simulator.machines.engine import CheckedHands, Costs, TokenStory, story_from
 from alignedserve.worker.setup import WorkerSetup
 from tests.conftest import examples
 from tests.samples import request, said

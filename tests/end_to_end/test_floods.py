@@ -10,10 +10,10 @@ from random import Random
 
 import pytest
 
-from alignedserve.bench.wording import WordWording
+from alignedserve.lab.bench.wording import WordWording
 from alignedserve.lab.benchmarks.common.serving import parts_under, played
 from alignedserve.lab.benchmarks.hostile import FLOODS, LOADS, flooding
-from alignedserve.loads.figures.request_figures import finished
+from alignedserve.lab.loads.figures.request_figures import finished
 from tests.end_to_end.conftest import Keys, make_keys
 from tests.end_to_end.deployment import Deployment, deployed
 from tests.rare import rare

@@ -22,15 +22,15 @@ from alignedserve.forms.rules import Compression
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.kvpool.arena.extents import PageBytes
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.loads.workload import Arrival
+from alignedserve.lab.loads.workload import Arrival
+from alignedserve.lab.simulator.machines.transfers import SimulatedTransfers
+from alignedserve.lab.simulator.run import Simulation
+from alignedserve.lab.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, Deliver, ReceiveKv, RunStep, SendKv
 from alignedserve.protocol.events import Event
 from alignedserve.protocol.messages import Member
 from alignedserve.scheduling.policy import Policy
-from alignedserve.simulator.machines.transfers import SimulatedTransfers
-from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from tests.engine.driver import prompt_of
 from tests.rare import rarely
 from tests.reference import Tally, compare

@@ -14,10 +14,10 @@ from alignedserve.explain.sentences import lines
 from alignedserve.explain.story import Story, StoryStage
 from alignedserve.explain.trace_file import trace_of
 from alignedserve.lab.api.simulated_run import story_of
-from alignedserve.loads.workload import Workload
-from alignedserve.loads.workload.spec import read_workload
-from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.settings import Settings
+from alignedserve.lab.loads.workload import Workload
+from alignedserve.lab.loads.workload.spec import read_workload
+from alignedserve.lab.simulator.run import Simulation
+from alignedserve.lab.simulator.settings import Settings
 from tests.rare import rarely
 
 TIGHT = WorkerLimits(num_blocks=40, block_size=16, page_size=64, max_step_tokens=64, max_batch=4)

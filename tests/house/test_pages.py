@@ -18,6 +18,7 @@ from tests.house.test_folders import PARTS, ROOT
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
+NOTEBOOK = DOCS / "notebook"  # tells what was done, by programs and in files that history has
 PAGES = sorted([*ROOT.glob("[A-Z]*.md"), *DOCS.rglob("*.md"), *(ROOT / "lab").rglob("*.md")])
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)|<img [^>]*src=\"([^\"]+)\"")
@@ -25,6 +26,10 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)|<img 
 
 def _text(page: Path) -> str:
     return page.read_text(encoding="utf-8")
+
+
+def _of_today() -> list[Path]:
+    return [page for page in PAGES if not page.is_relative_to(NOTEBOOK)]
 
 
 def _prose(page: Path) -> str:
@@ -127,7 +132,7 @@ def test_paths_in_a_page_exist() -> None:
 def test_commands_in_a_page_exist() -> None:
     """Modules named after `python -m` (lab.benchmarks) and `python tools/` must exist."""
     command = re.compile(r"python (?:-m )?(lab\.benchmarks\.[a-z_]+|tools/\w+(?=\.py))")
-    named = {(page.name, name) for page in PAGES for name in command.findall(_text(page))}
+    named = {(page.name, name) for page in _of_today() for name in command.findall(_text(page))}
     files = {(page, name): ROOT / f"{name.replace('.', '/')}.py" for page, name in named}
     assert sorted(found for found, file in files.items() if not file.exists()) == []
 
@@ -145,7 +150,8 @@ def test_settings_in_a_page_exist() -> None:
 
 
 def test_results_that_a_page_cites_exist() -> None:
-    cited = {(page.name, name) for page in PAGES for name in re.findall(r"`(?:\S*/)?([\w-]+\.jsonl)`", _text(page))}
+    named = re.compile(r"`(?:\S*/)?([\w-]+\.jsonl)`")
+    cited = {(page.name, name) for page in _of_today() for name in named.findall(_text(page))}
     dated = [(page, name) for page, name in cited if re.match(r"\d{4}-", name)]
     assert sorted((page, name) for page, name in dated if not (draw_peers.RESULTS / name).exists()) == []
 

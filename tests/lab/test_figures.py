@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.core import Role, Usage
+from alignedserve.lab.loads.figures.request_figures import attains, attains_p99
+from alignedserve.lab.loads.records.distribution import Distribution, percentile
+from alignedserve.lab.loads.records.records import CopyRecord, RequestOutcome, RequestRecord, RunRecord
 from alignedserve.lab.reports.figures import RunFigures, figure_tree, steps_in_slo
-from alignedserve.loads.figures.request_figures import attains, attains_p99
-from alignedserve.loads.records.distribution import Distribution, percentile
-from alignedserve.loads.records.records import CopyRecord, RequestOutcome, RequestRecord, RunRecord
 from tests.conftest import examples
 from tests.simulator.runs import MIXED, decode_step, record, rt
 

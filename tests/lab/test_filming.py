@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from alignedserve.cli import main as cli
+from alignedserve.lab.loads.records.records import RunRecord
 from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.trials import running
 from alignedserve.lab.trials.building import settings_of
 from alignedserve.lab.trials.running import Film, run_filmed, run_once
-from alignedserve.loads.records.records import RunRecord
 from alignedserve.metrics.recent import SLOT_S
-from alignedserve.simulator.run import Simulation
 from tests.rare import rare
 
 TRIAL = SimulationTrial("aligned", "chat,num_requests=30,rate=6,output=exp:60:150", "1+1")

@@ -9,7 +9,7 @@ import pytest
 
 from alignedserve.lab.benchmarks.floods import CPU, GUESTS, first_token_ms, flood_of, runs
 from alignedserve.lab.benchmarks.hostile import MOST_TIMES
-from alignedserve.loads.figures.request_figures import finished
+from alignedserve.lab.loads.figures.request_figures import finished
 from tests.rare import rare
 
 SEEDS: Sequence[int] = [0]

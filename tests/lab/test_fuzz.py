@@ -33,11 +33,7 @@ from alignedserve.lab.fuzzing.recording import Difference, first_difference, rea
 from alignedserve.lab.fuzzing.scenario import Scenario, from_tree, lines, to_tree
 from alignedserve.lab.fuzzing.scenario_drawing import draw_narrow_scenario, draw_scenario
 from alignedserve.lab.fuzzing.shrink import shrink, smallest
-from alignedserve.owner.core import OwnerCore
-from alignedserve.protocol.commands import Command, Send
-from alignedserve.protocol.messages import Commit, GiveBack, Keep, Member, Output
-from alignedserve.scheduling.policy import Policy
-from alignedserve.simulator.machines.faults import (
+from alignedserve.lab.simulator.machines.faults import (
     HungRay,
     Kill,
     LinkFault,
@@ -48,8 +44,12 @@ from alignedserve.simulator.machines.faults import (
     StoreAway,
     TornWrite,
 )
-from alignedserve.simulator.machines.world import Witness
-from alignedserve.simulator.run import Simulation
+from alignedserve.lab.simulator.machines.world import Witness
+from alignedserve.lab.simulator.run import Simulation
+from alignedserve.owner.core import OwnerCore
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.messages import Commit, GiveBack, Keep, Member, Output
+from alignedserve.scheduling.policy import Policy
 from tests.conftest import SOAK
 from tests.rare import rare, rarely, thinned
 from tests.samples import slot_copies

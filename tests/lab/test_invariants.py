@@ -16,11 +16,11 @@ from alignedserve.lab.fuzzing.invariants import STALLED_S, Failure, InvariantWat
 from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.lab.fuzzing.scenario_drawing import draw_scenario
 from alignedserve.lab.fuzzing.worker_views import kept_blocks
-from alignedserve.loads.records.records import RequestOutcome
+from alignedserve.lab.loads.records.records import RequestOutcome
+from alignedserve.lab.simulator.machines.process import Process
+from alignedserve.lab.simulator.run import Simulation
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, Deliver, ReceiveKv, Reject, Send
 from alignedserve.protocol.messages import ROUTER, Prefill, Refused
-from alignedserve.simulator.machines.process import Process
-from alignedserve.simulator.run import Simulation
 
 
 class Watched(NamedTuple):

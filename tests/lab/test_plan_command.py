@@ -18,7 +18,7 @@ from alignedserve.config.config import load
 from alignedserve.config.topology import Topology
 from alignedserve.lab.cli import plan as plan_command
 from alignedserve.lab.planning.outcome import Count, Outcome
-from alignedserve.simulator.run import Simulation
+from alignedserve.lab.simulator.run import Simulation
 from tests.rare import rarely
 
 DEVICE = "rtx4090-llama-3.1-8b-tp1"

@@ -12,13 +12,13 @@ import pytest
 from alignedserve.config.topology import Topology
 from alignedserve.core import ServiceClass, Slo
 from alignedserve.lab.devices import hardware
+from alignedserve.lab.loads.records.records import RequestOutcome, RequestRecord
+from alignedserve.lab.loads.workload.spec import read_workload
 from alignedserve.lab.planning.demand import Demand, WorkerCapacity, demand_of, expected_requests, family_of
 from alignedserve.lab.planning.deployments import DeploymentFamily, DeviceOffer, PlannedDeployment
 from alignedserve.lab.planning.outcome import Count, Hopeless, Outcome, PromisesToKeep, RequestTally
 from alignedserve.lab.planning.report import Plan, plan_document, plan_text
 from alignedserve.lab.planning.search import PlanTrial, Search
-from alignedserve.loads.records.records import RequestOutcome, RequestRecord
-from alignedserve.loads.workload.spec import read_workload
 
 PROMISE = PromisesToKeep(0.99, 0.99)
 CHEAP, DEAR = DeviceOffer("cheap", 1.0), DeviceOffer("dear", 2.5)

@@ -12,12 +12,12 @@ from alignedserve.core import Request, Sampling, ServiceClass, Slo, WorkerLimits
 from alignedserve.cost.model import Coefficients, Uncertainty
 from alignedserve.cost.promising import OTHERS, PROMPT, machine_promise
 from alignedserve.lab.benchmarks.common.machines import MACHINES, Machine, save_profile
+from alignedserve.lab.loads.figures.request_figures import gaps_s, ttft_s
+from alignedserve.lab.loads.records.distribution import percentile
+from alignedserve.lab.loads.workload import Arrival
 from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.trials.building import settings_of
-from alignedserve.loads.figures.request_figures import gaps_s, ttft_s
-from alignedserve.loads.records.distribution import percentile
-from alignedserve.loads.workload import Arrival
-from alignedserve.simulator.run import Simulation
 
 ROOM = WorkerLimits(num_blocks=2000, block_size=16, page_size=64, max_step_tokens=512, max_batch=16)
 LARGE = Machine(Coefficients(fixed=0.1, token=(6e-3,), decode=1e-3, prefix=2e-6), ROOM, Uncertainty(0.04, 0.1))

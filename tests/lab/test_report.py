@@ -14,16 +14,16 @@ import pytest
 
 from alignedserve.core import Slo, Usage
 from alignedserve.errors import SimulateError
+from alignedserve.lab.loads.figures.tables import Unit, table
+from alignedserve.lab.loads.records import record_file
+from alignedserve.lab.loads.records.distribution import cdf
+from alignedserve.lab.loads.records.records import RunRecord
 from alignedserve.lab.reports import plots
 from alignedserve.lab.reports.comparison import Cell, compare, effective_throughput, sweeps
 from alignedserve.lab.reports.figure_rows import COMPARED, NUMBERS, ROWS
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.report import comparison_text, document, requests_csv, runs_csv, steps_csv, summary
 from alignedserve.lab.reports.trial import SimulationTrial, TrialRun, trials
-from alignedserve.loads.figures.tables import Unit, table
-from alignedserve.loads.records import record_file
-from alignedserve.loads.records.distribution import cdf
-from alignedserve.loads.records.records import RunRecord
 from tests.rare import rare, thinned
 from tests.simulator.runs import MIXED, record, rt
 

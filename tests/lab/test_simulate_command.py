@@ -19,14 +19,14 @@ from alignedserve.errors import SimulateError
 from alignedserve.lab import processes
 from alignedserve.lab.cli import simulate as simulate_command
 from alignedserve.lab.devices import gpu_truth
+from alignedserve.lab.loads.records import record_file
+from alignedserve.lab.loads.records.records import RequestOutcome, RunRecord
 from alignedserve.lab.reports.figures import RunFigures, figure_tree
 from alignedserve.lab.reports.trial import OnProgress, SimulationTrial
+from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.trials.building import parse_cluster, settings_of
 from alignedserve.lab.trials.running import run_once, run_saved
-from alignedserve.loads.records import record_file
-from alignedserve.loads.records.records import RequestOutcome, RunRecord
 from alignedserve.scheduling.policy import Predictor
-from alignedserve.simulator.run import Simulation
 from tests.conftest import SOAK
 from tests.simulator.runs import MIXED
 from tests.simulator.summary import simulate, summary_of

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from alignedserve.config.topology import Topology
+from alignedserve.lab.loads.workload import Workload
 from alignedserve.lab.reports.timeline import timeline
-from alignedserve.loads.workload import Workload
-from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.settings import Settings
+from alignedserve.lab.simulator.run import Simulation
+from alignedserve.lab.simulator.settings import Settings
 from tests.simulator.runs import MIXED
 
 Trace = list[dict[str, Any]]

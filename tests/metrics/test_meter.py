@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from alignedserve.config.config import Config, load
 from alignedserve.config.prices import Prices
 from alignedserve.core import ServiceClass, Slo, Spent
-from alignedserve.loads.figures.request_figures import attains
-from alignedserve.loads.records.records import RequestOutcome, RequestRecord
+from alignedserve.lab.loads.figures.request_figures import attains
+from alignedserve.lab.loads.records.records import RequestOutcome, RequestRecord
 from alignedserve.metrics.meter import RequestMeter
 from alignedserve.metrics.requests import KEPT_S, RequestMetrics
 from alignedserve.metrics.series import merge

@@ -14,13 +14,13 @@ from alignedserve.lab.fuzzing.fuzz import attempt
 from alignedserve.lab.fuzzing.invariants import Rule
 from alignedserve.lab.fuzzing.scenario import from_tree, to_tree
 from alignedserve.lab.fuzzing.scenario_drawing import draw_scenario
-from alignedserve.loads.workload import Workload
+from alignedserve.lab.loads.workload import Workload
+from alignedserve.lab.simulator.run import Simulation
+from alignedserve.lab.simulator.settings import Settings
 from alignedserve.policies.guard import OwnPolicies
 from alignedserve.policies.kinds import PolicyKind
 from alignedserve.policies.source import PolicySource
 from alignedserve.scheduling.policy import Policy
-from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.settings import Settings
 from tests.rare import thinned
 from tests.simulator.summary import summary_of
 

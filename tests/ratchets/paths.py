@@ -13,6 +13,8 @@ from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.core import Request, ServiceClass, Slo, StepResult, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.simulator.machines.clock import Priority
+from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.trials.building import settings_of
 from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Command, RunStep
@@ -20,8 +22,6 @@ from alignedserve.protocol.events import Opened, Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Output, Prefill, Tokens
 from alignedserve.protocol.wire import MOST_FRAME_BYTES, Envelope, decode, encode
 from alignedserve.scheduling.policy import Policy
-from alignedserve.simulator.machines.clock import Priority
-from alignedserve.simulator.run import Simulation
 from alignedserve.text.text_model import TextModel
 from alignedserve.worker.setup import WorkerSetup
 from tests.gateway.conftest import FakeOwner, Gateway

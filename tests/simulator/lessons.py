@@ -12,18 +12,18 @@ from random import Random
 
 from alignedserve.core import Sampling, ServiceClass, Slo
 from alignedserve.lab.benchmarks.common.simulating import recorded
+from alignedserve.lab.loads.records.records import RunRecord
+from alignedserve.lab.loads.workload import Arrival
+from alignedserve.lab.loads.workload.tape import STOP, VOCABULARY
 from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.simulator.predicting import Knowledge
+from alignedserve.lab.simulator.run import Simulation
+from alignedserve.lab.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.lab.trials.building import settings_of
-from alignedserve.loads.records.records import RunRecord
-from alignedserve.loads.workload import Arrival
-from alignedserve.loads.workload.tape import STOP, VOCABULARY
 from alignedserve.protocol.commands import Learn
 from alignedserve.router.prediction.predictor import HashEncoder
 from alignedserve.scheduling.policy import Predictor
 from alignedserve.scheduling.sketch import sketch_of
-from alignedserve.simulator.predicting import Knowledge
-from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from tests.ratchets.requests import request
 
 MEANS = (25, 75, 225, 675)  # output of each kind, in tokens

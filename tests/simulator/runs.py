@@ -8,7 +8,7 @@ from math import nan
 
 from alignedserve.core import Role, ServiceClass, Slo, Usage
 from alignedserve.cost.model import Shape
-from alignedserve.loads.records.records import CopyRecord, RequestOutcome, RequestRecord, RunRecord, StepRecord
+from alignedserve.lab.loads.records.records import CopyRecord, RequestOutcome, RequestRecord, RunRecord, StepRecord
 
 SLO = Slo(ttft_s=1.0, tbt_s=0.2, jct_s=10.0)
 

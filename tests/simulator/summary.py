@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from alignedserve.loads.records.distribution import percentile
-from alignedserve.loads.records.records import RequestOutcome
-from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
+from alignedserve.lab.loads.records.distribution import percentile
+from alignedserve.lab.loads.records.records import RequestOutcome
+from alignedserve.lab.simulator.run import Simulation
+from alignedserve.lab.simulator.settings import FIRST_ARRIVAL_AT, Settings
 
 
 @dataclass(frozen=True)

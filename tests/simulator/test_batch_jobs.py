@@ -11,14 +11,14 @@ import yaml
 from alignedserve.core import Request, Sampling, ServiceClass, Slo
 from alignedserve.jobs.messages import JobCommand, JobEvent, PublishForecasts
 from alignedserve.lab.benchmarks.common.machines import MACHINES, save_profile
+from alignedserve.lab.loads.workload import Arrival, arrivals
+from alignedserve.lab.loads.workload.tape import STOP, words
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.simulator.job_runner import JobRunnerSimulation
+from alignedserve.lab.simulator.job_users import SubmittedJob
+from alignedserve.lab.simulator.settings import FIRST_ARRIVAL_AT, gateways_of
 from alignedserve.lab.trials.building import settings_of
-from alignedserve.loads.workload import Arrival, arrivals
-from alignedserve.loads.workload.tape import STOP, words
-from alignedserve.simulator.job_runner import JobRunnerSimulation
-from alignedserve.simulator.job_users import SubmittedJob
-from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, gateways_of
 from alignedserve.store.job import Job, JobStatus
 from tests.rare import rare
 

@@ -11,10 +11,10 @@ from alignedserve.config.topology import Topology
 from alignedserve.cost.fit import OnlineCost, Point
 from alignedserve.cost.trials import Bounds, trials
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.loads.workload import Workload
-from alignedserve.simulator.machines.engine import Costs
-from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.settings import Settings
+from alignedserve.lab.loads.workload import Workload
+from alignedserve.lab.simulator.machines.engine import Costs
+from alignedserve.lab.simulator.run import Simulation
+from alignedserve.lab.simulator.settings import Settings
 from tests.cost.fitted import cost_of
 from tests.simulator.summary import summary_of
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.lab.benchmarks.common.simulating import record_of, save_load
+from alignedserve.lab.loads.figures.request_figures import attains
+from alignedserve.lab.loads.records.records import RequestRecord
 from alignedserve.lab.reports.trial import SimulationTrial
-from alignedserve.loads.figures.request_figures import attains
-from alignedserve.loads.records.records import RequestRecord
 from tests.conftest import examples
 from tests.rare import rare
 

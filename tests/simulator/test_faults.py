@@ -13,7 +13,37 @@ from hypothesis import strategies as st
 
 from alignedserve.config.topology import Topology
 from alignedserve.core import FinishReason, Role, WorkerLimits
-from alignedserve.loads.workload import Workload
+from alignedserve.lab.loads.workload import Workload
+from alignedserve.lab.simulator.machines.clock import Agenda, Priority
+from alignedserve.lab.simulator.machines.fault_drawing import draw_faults
+from alignedserve.lab.simulator.machines.faults import (
+    DropFrames,
+    Duplicate,
+    Fault,
+    Forge,
+    Freeze,
+    FullLink,
+    HangLoop,
+    HangStep,
+    HungRay,
+    Kill,
+    LinkFault,
+    LowMemory,
+    MemberFault,
+    Mute,
+    NoFork,
+    OneWay,
+    Reorder,
+    Resize,
+    Skew,
+    Slow,
+    SlowWorker,
+)
+from alignedserve.lab.simulator.machines.process import Frame, ProcessClock
+from alignedserve.lab.simulator.machines.trouble import Trouble
+from alignedserve.lab.simulator.machines.world import World
+from alignedserve.lab.simulator.run import Simulation
+from alignedserve.lab.simulator.settings import Settings, members_of
 from alignedserve.protocol.membership import UNNUMBERED
 from alignedserve.protocol.messages import (
     LAUNCHER,
@@ -40,36 +70,6 @@ from alignedserve.protocol.messages import (
     Tokens,
 )
 from alignedserve.protocol.wire import Envelope, decode
-from alignedserve.simulator.machines.clock import Agenda, Priority
-from alignedserve.simulator.machines.fault_drawing import draw_faults
-from alignedserve.simulator.machines.faults import (
-    DropFrames,
-    Duplicate,
-    Fault,
-    Forge,
-    Freeze,
-    FullLink,
-    HangLoop,
-    HangStep,
-    HungRay,
-    Kill,
-    LinkFault,
-    LowMemory,
-    MemberFault,
-    Mute,
-    NoFork,
-    OneWay,
-    Reorder,
-    Resize,
-    Skew,
-    Slow,
-    SlowWorker,
-)
-from alignedserve.simulator.machines.process import Frame, ProcessClock
-from alignedserve.simulator.machines.trouble import Trouble
-from alignedserve.simulator.machines.world import World
-from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.settings import Settings, members_of
 from tests.conftest import SOAK, examples
 from tests.rare import rarely, thinned
 from tests.simulator.summary import Summary, simulate, summary_of

@@ -16,12 +16,12 @@ from alignedserve.lab.fuzzing.invariants import Failure, Rule
 from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.lab.fuzzing.scenario_drawing import draw_scenario
 from alignedserve.lab.fuzzing.shrink import shrink
+from alignedserve.lab.simulator.job_runner import JobRunnerSimulation
+from alignedserve.lab.simulator.machines import event_loop
+from alignedserve.lab.simulator.machines.clock import Agenda
+from alignedserve.lab.simulator.machines.event_loop import VirtualLoop
+from alignedserve.lab.simulator.machines.faults import JOBS, Fault, Freeze, Kill, SlowDisk, StoreAway, TornWrite
 from alignedserve.scheduling.policy import Predictor
-from alignedserve.simulator.job_runner import JobRunnerSimulation
-from alignedserve.simulator.machines import event_loop
-from alignedserve.simulator.machines.clock import Agenda
-from alignedserve.simulator.machines.event_loop import VirtualLoop
-from alignedserve.simulator.machines.faults import JOBS, Fault, Freeze, Kill, SlowDisk, StoreAway, TornWrite
 from alignedserve.store.job import JobStatus
 from tests.rare import rarely
 from tests.simulator.planted import Plant

@@ -11,13 +11,13 @@ from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.lab.fuzzing.fuzz import attempt
 from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.lab.fuzzing.scenario_drawing import draw_narrow_scenario
+from alignedserve.lab.loads.workload.load import Arrival
 from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.simulator.machines.fault_drawing import draw_faults
+from alignedserve.lab.simulator.run import Simulation
+from alignedserve.lab.simulator.settings import FIRST_ARRIVAL_AT
 from alignedserve.lab.trials.building import settings_of
-from alignedserve.loads.workload.load import Arrival
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.simulator.machines.fault_drawing import draw_faults
-from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
 from tests.conftest import SOAK
 from tests.rare import thinned
 from tests.samples import request

@@ -10,10 +10,10 @@ from alignedserve.core import ServiceClass, WorkerLimits
 from alignedserve.lab.fuzzing.fuzz import attempt, prepared
 from alignedserve.lab.fuzzing.scenario import Ask, Scenario
 from alignedserve.lab.fuzzing.scenario_drawing import draw_scenario
+from alignedserve.lab.simulator.machines.engine import Costs
+from alignedserve.lab.simulator.machines.faults import Freeze
+from alignedserve.lab.simulator.machines.world import NetworkDelays
 from alignedserve.scheduling.policy import Policy
-from alignedserve.simulator.machines.engine import Costs
-from alignedserve.simulator.machines.faults import Freeze
-from alignedserve.simulator.machines.world import NetworkDelays
 
 LIMITS = WorkerLimits(num_blocks=200, block_size=16, page_size=32, max_step_tokens=256, max_batch=8)
 COSTS = Costs(step_s=0.005, token_s=0.001)

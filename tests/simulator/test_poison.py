@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from alignedserve.config.topology import Topology
 from alignedserve.core import SUSPECT_DEATHS, Rejection, Role, WorkerLimits
-from alignedserve.loads.records.records import RequestOutcome
-from alignedserve.loads.workload import Workload
+from alignedserve.lab.loads.records.records import RequestOutcome
+from alignedserve.lab.loads.workload import Workload
+from alignedserve.lab.simulator.machines.faults import Poison
+from alignedserve.lab.simulator.machines.world import Witness
+from alignedserve.lab.simulator.run import Simulation
+from alignedserve.lab.simulator.settings import Settings
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.messages import Member, Prefill
 from alignedserve.router.suspects import TRIED_TOGETHER
-from alignedserve.simulator.machines.faults import Poison
-from alignedserve.simulator.machines.world import Witness
-from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.settings import Settings
 from tests.conftest import SOAK, examples
 from tests.rare import rare, rarely
 from tests.simulator.summary import summary_of

@@ -9,16 +9,16 @@ import pytest
 
 from alignedserve.config.topology import Topology
 from alignedserve.core import Estimate
-from alignedserve.loads.workload import Workload
+from alignedserve.lab.loads.workload import Workload
+from alignedserve.lab.simulator.machines.faults import Kill
+from alignedserve.lab.simulator.machines.world import Witness
+from alignedserve.lab.simulator.predicting import Knowledge, knowledge_of
+from alignedserve.lab.simulator.run import ModelledRouterHands, Simulation
+from alignedserve.lab.simulator.settings import Settings
 from alignedserve.protocol.commands import Command, Learn, Predict, Retrain, Send
 from alignedserve.protocol.messages import Expect, Member, Prefill
 from alignedserve.router.prediction.length import FIRST_TRAINING
 from alignedserve.scheduling.policy import Policy, Predictor, Room
-from alignedserve.simulator.machines.faults import Kill
-from alignedserve.simulator.machines.world import Witness
-from alignedserve.simulator.predicting import Knowledge, knowledge_of
-from alignedserve.simulator.run import ModelledRouterHands, Simulation
-from alignedserve.simulator.settings import Settings
 from tests.simulator.summary import simulate, summary_of
 
 SETTINGS = Settings(

@@ -12,11 +12,11 @@ import pytest
 from alignedserve.config.config import of_preset
 from alignedserve.config.presets import PRESETS
 from alignedserve.core import ServiceClass, Slo
+from alignedserve.lab.loads.figures.request_figures import attains, gaps_s, requests_of_class
+from alignedserve.lab.loads.records.records import RunRecord
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import cluster_of
 from alignedserve.lab.trials.running import run_once
-from alignedserve.loads.figures.request_figures import attains, gaps_s, requests_of_class
-from alignedserve.loads.records.records import RunRecord
 from tests.rare import rare, rarely
 
 GPU = "rtx4090-llama-3.1-8b-tp1"  # memory for 42 k tokens

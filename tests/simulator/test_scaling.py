@@ -11,14 +11,14 @@ import pytest
 
 from alignedserve.config.topology import Range, Topology
 from alignedserve.core import Request, Role, Sampling, ServiceClass, Slo, WorkerLimits
-from alignedserve.loads.workload import Arrival
-from alignedserve.loads.workload.tape import VOCABULARY
+from alignedserve.lab.loads.workload import Arrival
+from alignedserve.lab.loads.workload.tape import VOCABULARY
+from alignedserve.lab.simulator.machines.engine import Costs
+from alignedserve.lab.simulator.machines.faults import Kill, Resize
+from alignedserve.lab.simulator.run import Simulation
+from alignedserve.lab.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.router.sizing import Sizes
 from alignedserve.scheduling.policy import Policy
-from alignedserve.simulator.machines.engine import Costs
-from alignedserve.simulator.machines.faults import Kill, Resize
-from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from tests.rare import rare, rarely
 
 SLO = Slo(ttft_s=1.0, tbt_s=0.15)

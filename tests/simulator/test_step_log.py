@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from alignedserve.core import NO_KV, Chunk, Decode, Sampling, StepPlan
 from alignedserve.cost.model import shape_of
-from alignedserve.loads.records.records import StepRecord
-from alignedserve.simulator.recorder import StepLog
+from alignedserve.lab.loads.records.records import StepRecord
+from alignedserve.lab.simulator.recorder import StepLog
 
 BUDGET = 512
 NAMES, SIZES, TIMES = st.sampled_from(["a", "b", "c"]), st.integers(0, 100_000), st.floats(0.001, 1e6)

@@ -16,14 +16,14 @@ import pytest
 
 from alignedserve.core import Estimate
 from alignedserve.errors import SimulateError, WorkloadError
+from alignedserve.lab.loads.workload import Arrival, arrivals
+from alignedserve.lab.loads.workload.spec import read_workload
+from alignedserve.lab.loads.workload.stream import Foresight, Predictions, prediction_table
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.simulator.predicting import oracle_estimate
 from alignedserve.lab.trials.building import settings_of
 from alignedserve.lab.trials.running import run_once
-from alignedserve.loads.workload import Arrival, arrivals
-from alignedserve.loads.workload.spec import read_workload
-from alignedserve.loads.workload.stream import Foresight, Predictions, prediction_table
-from alignedserve.simulator.predicting import oracle_estimate
 
 ORACLE = ("schedule.predictor=oracle",)
 MOONCAKE = """\

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from alignedserve.lab.simulator.machines.clock import Agenda
+from alignedserve.lab.simulator.machines.transfers import TIMEOUT_S, Mishap, SimulatedTransfers, WrongTransfer
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.events import Event, KvReceived, KvSent
-from alignedserve.simulator.machines.clock import Agenda
-from alignedserve.simulator.machines.transfers import TIMEOUT_S, Mishap, SimulatedTransfers, WrongTransfer
 
 SENDER, RECEIVER = "prefill-0.1", "decode-0.1"
 

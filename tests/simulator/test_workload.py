@@ -19,14 +19,22 @@ from hypothesis import strategies as st
 from alignedserve.config.topology import Topology
 from alignedserve.core import Request, ServiceClass, Slo
 from alignedserve.errors import WorkloadError
-from alignedserve.loads.workload import Arrival, Load, Mixture, Workload, arrivals
-from alignedserve.loads.workload.amounts import Amount, DrawnSizes, Fixed, RecordedLengths, Sampled, ShortLong, Uniform
-from alignedserve.loads.workload.files import read_trace
-from alignedserve.loads.workload.pace import AtOnce, Bursts, ClosedArrivals, Diurnal, Gamma, OpenArrivals, Recorded
-from alignedserve.loads.workload.spec import read_workload
-from alignedserve.loads.workload.stream import ClientLimits, Span, Stream, StreamPromise, Turns
-from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.settings import Settings
+from alignedserve.lab.loads.workload import Arrival, Load, Mixture, Workload, arrivals
+from alignedserve.lab.loads.workload.amounts import (
+    Amount,
+    DrawnSizes,
+    Fixed,
+    RecordedLengths,
+    Sampled,
+    ShortLong,
+    Uniform,
+)
+from alignedserve.lab.loads.workload.files import read_trace
+from alignedserve.lab.loads.workload.pace import AtOnce, Bursts, ClosedArrivals, Diurnal, Gamma, OpenArrivals, Recorded
+from alignedserve.lab.loads.workload.spec import read_workload
+from alignedserve.lab.loads.workload.stream import ClientLimits, Span, Stream, StreamPromise, Turns
+from alignedserve.lab.simulator.run import Simulation
+from alignedserve.lab.simulator.settings import Settings
 from tests.simulator.summary import simulate, summary_of
 
 DATA = Path(__file__).parent / "data"

@@ -11,8 +11,8 @@ import pytest
 from alignedserve.config.sources import read_value
 from alignedserve.core import ServiceClass
 from alignedserve.errors import WorkloadError
-from alignedserve.loads.workload import Load, Mixture, arrivals
-from alignedserve.loads.workload.amounts import (
+from alignedserve.lab.loads.workload import Load, Mixture, arrivals
+from alignedserve.lab.loads.workload.amounts import (
     DrawnSizes,
     Exponential,
     Fixed,
@@ -21,10 +21,10 @@ from alignedserve.loads.workload.amounts import (
     ShortLong,
     Uniform,
 )
-from alignedserve.loads.workload.build import ARRIVALS, KINDS, Whole, Windows, keys_of
-from alignedserve.loads.workload.pace import ClosedArrivals, Gamma, Recorded
-from alignedserve.loads.workload.spec import NAMED, read_workload
-from alignedserve.loads.workload.stream import ClientLimits, Foresight, Span, Stream, StreamPromise, Turns
+from alignedserve.lab.loads.workload.build import ARRIVALS, KINDS, Whole, Windows, keys_of
+from alignedserve.lab.loads.workload.pace import ClosedArrivals, Gamma, Recorded
+from alignedserve.lab.loads.workload.spec import NAMED, read_workload
+from alignedserve.lab.loads.workload.stream import ClientLimits, Foresight, Span, Stream, StreamPromise, Turns
 
 SHAREGPT = Path(__file__).parent / "data" / "sharegpt300.csv"
 PARTS = (*KINDS.values(), *ARRIVALS.values(), Windows, StreamPromise, Turns, ClientLimits, Foresight, Span)

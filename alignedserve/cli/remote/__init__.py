@@ -1,7 +1,6 @@
 """Commands that talk to a server over HTTP.
 
 batch.py      `alignedserve batch`: batch jobs on any server that has OpenAI's files and batches
-bench.py      `alignedserve bench`: puts a load on any OpenAI-compatible server, and measures what it gives
 chat.py       `alignedserve chat`: a chat in the terminal with any OpenAI-compatible server
 explain.py    `alignedserve explain`: where a request waited, how long, and for which requests
 options.py    the flags of these commands, each declared once

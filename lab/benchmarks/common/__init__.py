@@ -1,6 +1,7 @@
 """What several benchmarks use, and the parts of the large ones.
 
 gpu_shapes.py    the command line of a GPU's benchmarks, their models, and how work on a GPU is timed
+chat_loads.py    loads of chats, at the rate that two workers take
 columns.py       the columns of every table of simulated loads
 machines.py      workers whose steps were measured, as profiles for the simulator
 mixed_load.py    all kinds of clients at once

@@ -15,10 +15,16 @@ from typing import Any, TypeAlias
 
 from alignedserve.core import ServiceClass
 from alignedserve.lab.benchmarks.common.simulating import record_of
+from alignedserve.lab.loads.figures.request_figures import (
+    attains,
+    gaps_s,
+    normalised_latency_s,
+    requests_of_class,
+    ttft_s,
+)
+from alignedserve.lab.loads.records.distribution import Distribution, ratio, share
+from alignedserve.lab.loads.records.records import RequestRecord, RunRecord
 from alignedserve.lab.reports.trial import SimulationTrial
-from alignedserve.loads.figures.request_figures import attains, gaps_s, normalised_latency_s, requests_of_class, ttft_s
-from alignedserve.loads.records.distribution import Distribution, ratio, share
-from alignedserve.loads.records.records import RequestRecord, RunRecord
 
 Columns: TypeAlias = Mapping[str, float | None]  # None: the load has nothing of the kind
 Row: TypeAlias = dict[str, Any]  # load, seed, the columns, and the processor time of the run

@@ -15,16 +15,16 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from alignedserve.bench.core import Dialect
-from alignedserve.bench.job import file_of, lines_of
-from alignedserve.bench.wording import IdWording, WordWording
-from alignedserve.cli.remote.bench import ServedJob
 from alignedserve.cli.remote.options import BatchOptions
 from alignedserve.http_client import RemoteServer
+from alignedserve.lab.bench.core import Dialect
+from alignedserve.lab.bench.job import file_of, lines_of
+from alignedserve.lab.bench.wording import IdWording, WordWording
 from alignedserve.lab.benchmarks.common.serving import NAME, player_of
 from alignedserve.lab.benchmarks.common.simulating import save_load
-from alignedserve.loads.figures.request_figures import gaps_s, has_finished, ttft_s
-from alignedserve.loads.workload.spec import read_workload
+from alignedserve.lab.cli.bench import ServedJob
+from alignedserve.lab.loads.figures.request_figures import gaps_s, has_finished, ttft_s
+from alignedserve.lab.loads.workload.spec import read_workload
 
 _ENDLESS_S = 1e9
 _CHAT = {"prompt": "32-256", "output": "16-96"}

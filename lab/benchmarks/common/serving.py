@@ -18,14 +18,14 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import perf_counter
 
-from alignedserve.bench.answer import StreamedAnswer
-from alignedserve.bench.connections import Address, Connections
-from alignedserve.bench.core import Dialect, LoadTest
-from alignedserve.bench.player import CONNECT_S, Player
-from alignedserve.bench.wording import AnyWording
-from alignedserve.loads.records.records import RunRecord
-from alignedserve.loads.workload import Load
-from alignedserve.loads.workload.spec import read_workload
+from alignedserve.lab.bench.answer import StreamedAnswer
+from alignedserve.lab.bench.connections import Address, Connections
+from alignedserve.lab.bench.core import Dialect, LoadTest
+from alignedserve.lab.bench.player import CONNECT_S, Player
+from alignedserve.lab.bench.wording import AnyWording
+from alignedserve.lab.loads.records.records import RunRecord
+from alignedserve.lab.loads.workload import Load
+from alignedserve.lab.loads.workload.spec import read_workload
 
 NAME = "measured"  # of the model in the API
 _PATIENCE_S = 600.0

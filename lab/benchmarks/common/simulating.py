@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import yaml
 
+from alignedserve.lab.loads.records.records import RunRecord
 from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.trials.building import settings_of
-from alignedserve.loads.records.records import RunRecord
 from alignedserve.machine.one_thread import ONE_THREAD
 from alignedserve.machine.resources import usable_cores
-from alignedserve.simulator.run import Simulation
 
 R = TypeVar("R")
 T = TypeVar("T")
