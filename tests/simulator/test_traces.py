@@ -23,7 +23,7 @@ from alignedserve.lab.trials.running import run_once
 from alignedserve.loads.workload import Arrival, arrivals
 from alignedserve.loads.workload.spec import read_workload
 from alignedserve.loads.workload.stream import Foresight, Predictions, prediction_table
-from alignedserve.simulator.predicting import oracle_estimate
+from alignedserve.simulator.clients import oracle_estimate
 
 ORACLE = ("schedule.predictor=oracle",)
 MOONCAKE = """\
