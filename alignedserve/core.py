@@ -293,7 +293,7 @@ class Estimate:
 class Sketch:
     """The part of a prompt that the length predictor sees."""
 
-    counts: bytes = b""  # of hashed tokens (scheduling/sketch.py)
+    hashes: bytes = b""  # of its tokens, the smallest: four bytes each (scheduling/sketch.py)
 
 
 class PooledTask(str, Enum):
@@ -353,7 +353,7 @@ class Request:
     priority: int = 0  # chosen by the client: lower first, among requests that are not urgent
     emitted_at: float | None = None  # when the last of `emitted` reached the owner
     salt: str = ""  # clients with another salt cannot tell from response times that this prompt was here
-    estimate: Estimate | None = None  # from the client, or from the router, which may send it later (Expect)
+    estimate: Estimate | None = None  # from the client, or from the router
     pooling: Pooling | None = None  # of a request for a vector: the token POOLED is the output, and brings the vector
     adapter: Adapter | None = None
     deaths: int = 0  # workers in a row that ended with the request, at about the same place of the output

@@ -52,7 +52,6 @@ def handlers(core: DecodeCore) -> Events:
         messages.AskDecisions: (core.tell_decisions,),
         messages.Prefill: (core.arrivals.prefill,),
         events.SyntaxReady: (core.arrivals.syntax_ready, core.intake.syntax_ready),
-        messages.Expect: (core.arrivals.expect,),
         messages.Cancel: (core.arrivals.cancel, core.intake.cancel),
         messages.Prefix: (core.arrivals.answered,),
         messages.Batch: (core.intake.take_batch,),

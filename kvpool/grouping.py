@@ -20,10 +20,10 @@ import heapq
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice, takewhile
 
-from alignedserve.core import Entry, Estimate, Request, ServiceClass, units_for
+from alignedserve.core import Entry, Request, ServiceClass, units_for
 from alignedserve.kvpool.batching import BatchBounds, find_batch
 from alignedserve.kvpool.quadtree import ROOT, QuadTree, leaf_of
 from alignedserve.protocol.messages import AskBatch
@@ -52,11 +52,6 @@ class WaitingEntry:
     @property
     def id(self) -> str:
         return self.entry.request.id
-
-    def expect(self, estimate: Estimate, policy: Policy, now: float) -> None:
-        """Take over a predicted length."""
-        self.entry = replace(self.entry, request=replace(self.entry.request, estimate=estimate))
-        self.promise.expect(self.entry.request, policy, now)
 
     def standing(self, ask: AskBatch, now: float) -> Standing:
         """Return the request's place in the order: a copy and a decode come before the next token."""

@@ -47,7 +47,6 @@ from alignedserve.protocol.messages import (
     Batch,
     Cancel,
     Commit,
-    Expect,
     Figures,
     GiveBack,
     Holding,
@@ -122,8 +121,6 @@ class PoolCore:
                 commands += self._commit(worker, holder(worker, incarnation), entry, num_known, to, now)
             case Received(worker, Keep() as keep, incarnation):
                 commands += self._keep(worker, holder(worker, incarnation), keep)
-            case Received(message=Expect() as told):
-                commands += self._expect(told, now)
             case Received(worker, AskBatch() as room):
                 self._asks.pop(worker, None)
                 if room.requests or room.wants_batch or room.ahead:  # otherwise the worker has no room any more
@@ -429,14 +426,6 @@ class PoolCore:
 
     def _waiter(self, entry: Entry, now: float, to: str = "") -> WaitingEntry:
         return WaitingEntry(entry, promise(entry.request, self._policy, len(entry.output), entry.due), now, to)
-
-    def _expect(self, told: Expect, now: float) -> list[Command]:
-        """Pass a predicted length on to a request that waits here, or to the worker that has the request."""
-        waiting = self._waiting.waiting(told.request)
-        if waiting is not None and waiting.entry.request.attempt == told.attempt:
-            waiting.expect(told.estimate, self._policy, now)
-        worker, out = self._out.get(told.request, ("", None))
-        return [Send(worker, told)] if out is not None and out.request.attempt == told.attempt else []
 
     def _release(self, worker: str, request: str, attempt: int, to: str) -> list[Command]:
         """Free the pages of a request that has left a worker, or hold the first pages for the worker that has it

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
-from alignedserve.architectures.model_source import cache_directory
-from alignedserve.cost.profile import fingerprint
 from alignedserve.protocol.commands import Command, Scale
 from alignedserve.protocol.events import Event
 from alignedserve.router.placing.admission import Queues
-from alignedserve.router.side.hands import SideProcess
 from alignedserve.router.sizing import Sizes
 from alignedserve.router.state import RouterCore, RouterLimits
-from alignedserve.scheduling.policy import Predictor
 from alignedserve.shell.control import LauncherOrder, tell
 from alignedserve.shell.part import OnStart, Part
 from alignedserve.shell.turn import NoHands
@@ -40,36 +35,21 @@ def run(part: Part, on_start: OnStart) -> None:
         server.patience_s,
     )
     core = RouterCore(part.member, limits, part.clock.now(), part.at_work)
-    is_learnt = part.config.policy.predictor is Predictor.HASH
-    side = SideProcess(_file_of_lengths(part)) if is_learnt else None
-    shell = part.shell(core, _RouterHands(side, part.spec.door))
-    if side is not None:
-        side.start(shell.post)
+    shell = part.shell(core, _RouterHands(part.spec.door))
     on_start(shell)
-    try:
-        part.run(shell, core.start())
-    finally:
-        if side is not None:
-            side.stop()
+    part.run(shell, core.start())
 
 
 class _RouterHands(NoHands):
-    """Send predictions to the side process, and wishes for more or fewer workers to the launcher."""
+    """Send wishes for more or fewer workers to the launcher."""
 
-    def __init__(self, side: SideProcess | None, door: str) -> None:
-        self._side, self._door = side, door
+    def __init__(self, door: str) -> None:
+        self._door = door
 
     def perform(self, command: Command) -> Event | None:
-        if isinstance(command, Scale):
-            try:
-                tell(self._door, LauncherOrder(prefill=command.prefill, decode=command.decode, why=command.why))
-            except OSError as error:
-                log.error("the launcher did not receive the order to scale (%s): %s", command.why, error)
-            return None
-        return super().perform(command) if self._side is None else self._side.perform(command)
-
-
-def _file_of_lengths(part: Part) -> Path:
-    """Return the file that keeps what was learnt of one model."""
-    folder = cache_directory(part.config.cache_directory)
-    return folder / f"lengths-{part.config.policy.predictor.value}-{fingerprint(part.folder)}.npz"
+        assert isinstance(command, Scale), f"a router cannot perform {command}"
+        try:
+            tell(self._door, LauncherOrder(prefill=command.prefill, decode=command.decode, why=command.why))
+        except OSError as error:
+            log.error("the launcher did not receive the order to scale (%s): %s", command.why, error)
+        return None

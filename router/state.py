@@ -18,11 +18,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from alignedserve.core import KEEPS_ALL, WORKERS, Estimate, Request, Retention, Role, ServiceClass, Sketch
+from alignedserve.core import KEEPS_ALL, WORKERS, Request, Retention, Role, ServiceClass, Sketch
 from alignedserve.explain.decisions import DecisionRing, Kind
 from alignedserve.policies.kinds import PolicyKind
 from alignedserve.protocol.commands import Command, Send, SetTimer
-from alignedserve.protocol.events import AtWork, Event, LinkGap, Predicted, Received, TimerFired
+from alignedserve.protocol.events import AtWork, Event, LinkGap, Received, TimerFired
 from alignedserve.protocol.messages import (
     Acquit,
     AskDecisions,
@@ -32,7 +32,6 @@ from alignedserve.protocol.messages import (
     Decisions,
     Declare,
     Died,
-    Expect,
     Figures,
     Heartbeat,
     Holding,
@@ -49,12 +48,12 @@ from alignedserve.protocol.messages import (
     Retire,
     Submit,
 )
+from alignedserve.router.lengths import OutputLengths, with_length
 from alignedserve.router.lifecycle import PLACES, Fact, OpenRequest, OpenRequests, State
 from alignedserve.router.members import GATHER_HEARTBEATS, Recovery, Roll
 from alignedserve.router.placing.admission import NOTHING_AHEAD, PATIENCE_S, Admission, Queues, WorkAhead, is_infeasible
 from alignedserve.router.placing.line import NO_TURN, TOLD_S, Turn
 from alignedserve.router.placing.placement import Placement
-from alignedserve.router.prediction.length import PredictionOrders, with_length
 from alignedserve.router.sizing import LOOK_S, Sizes, Sizing, demands
 from alignedserve.router.suspects import Suspects
 from alignedserve.scheduling.dues import promise
@@ -85,7 +84,15 @@ class RouterLimits:
 
 
 class RouterCore:
-    def __init__(self, me: Member, limits: RouterLimits, now: float, at_work: AtWork | None = None) -> None:
+    def __init__(
+        self,
+        me: Member,
+        limits: RouterLimits,
+        now: float,
+        at_work: AtWork | None = None,
+        lengths: OutputLengths | None = None,
+    ) -> None:
+        """`lengths` is what is known of outputs at the start: nothing, as a rule."""
         self._limits, self._at_work = limits, at_work or AtWork()
         self._roll = Roll(me)
         self._heard_at: dict[str, float] = {}
@@ -101,7 +108,7 @@ class RouterCore:
         )
         self._suspects = Suspects(self._roll, self._open, self._placement, self._retiring)
         self._admission = Admission(limits.policy, limits.most_open, limits.queues, limits.retention, limits.patience_s)
-        self._predictions = PredictionOrders(limits.policy)
+        self._lengths = lengths or OutputLengths()
         self._predictor_guard = limits.policy.own.guard(PolicyKind.PREDICTOR)  # of a custom policy, if there is one
         self._sizing = Sizing(limits.sizes)
         self._decisions = DecisionRing()
@@ -165,8 +172,6 @@ class RouterCore:
                 commands += [Send(sender, Missed()), *self._repair_link(known, now)]
             case Received(sender, AskDecisions(number, name)) if self._roll.get(sender) is not None:
                 commands.append(Send(sender, Decisions(number, now, self._decisions.about(name))))
-            case Predicted() as answer:
-                commands += self._use_prediction(answer)
             case TimerFired(name) if name == _GATHERED:
                 ends_at = self._recovery.gathered(self._roll.others, now)
                 commands += [*self._roll.announce_all(), SetTimer(_RECOVERED, ends_at)]
@@ -187,8 +192,8 @@ class RouterCore:
     @property
     def held(self) -> dict[str, int]:
         """Return what the router holds now: nothing when no request is open."""
-        num_sketches = self._predictions.num_open
-        return {"requests": len(self._open), "attempts of others": self._recovery.num_held, "sketches": num_sketches}
+        num_sketches, num_held = self._lengths.num_open, self._recovery.num_held
+        return {"requests": len(self._open), "attempts of others": num_held, "sketches": num_sketches}
 
     # --- Members
 
@@ -313,8 +318,7 @@ class RouterCore:
         if known is not None and known.request.attempt >= request.attempt:
             return []
         stated, is_line = request.estimate, self._is_line(request)
-        if self._predictor_guard is not None and request.pooling is None:
-            request = with_length(request, self._predictor_guard, self._limits.policy)
+        request = self._with_length(request, sketch)
         if known is None and request.attempt == 0:
             self._placement.asked(request, now)
             ahead = self._placement.ahead_of(request, self._roll.pools, now)
@@ -324,18 +328,19 @@ class RouterCore:
                     Kind.REFUSED, request, refusal.reason.value, tokens=tokens, expected_s=again_s, why=refusal.why
                 )
                 refused = Refused(request.id, 0, refusal.reason, refusal.why, refusal.retry_after_s)
+                self._lengths.closed(request.id)
                 return [Send(request.owner, refused)]
             if request.slo.is_asked and is_infeasible(request, ahead):
                 told.append(Send(request.owner, Infeasible(request.id, 0)))
         opened = self._add(OpenRequest(request, now))
         self._note_arrival(request, ahead.prompts_s, now)
         if request.estimate is not None and request.estimate != stated:
-            self._note_prediction(request, request.estimate)
+            mean, upper = request.estimate.mean, request.estimate.upper
+            self._decisions.note(Kind.PREDICTED, request, tokens=mean, number=upper)
         if not is_line:
             self._admission.queued(request)
-        asked = self._predictions.opened(request, sketch)
         earlier = self._cancel_everywhere(request.id, request.attempt - 1) if request.attempt else []
-        return [*told, *earlier, *asked, *self._place_at_once(opened, ahead, now)]
+        return [*told, *earlier, *self._place_at_once(opened, ahead, now)]
 
     def _tell_places(self, now: float) -> list[Command]:
         """Tell owners where their chats in line are."""
@@ -349,18 +354,12 @@ class RouterCore:
         owner = self._roll.get(request.owner)
         return owner is not None and owner.role is Role.JOBS
 
-    def _use_prediction(self, answer: Predicted) -> list[Command]:
-        """Keep the prediction and pass it on to the worker or pool that has the request; no request waits for that."""
-        opened = self._open.current((answer.request, answer.attempt))
-        if opened is None or opened.request.estimate == answer.estimate:
-            return []
-        opened.request = replace(opened.request, estimate=answer.estimate)
-        self._note_prediction(opened.request, answer.estimate)
-        self._admission.opened(opened.request)
-        if not opened.is_waiting:
-            self._placement.expects(opened.at, opened.request)
-        expect = Expect(answer.request, answer.attempt, answer.estimate)
-        return [] if opened.is_waiting else [Send(opened.at, expect)]
+    def _with_length(self, request: Request, sketch: Sketch | None) -> Request:
+        """Return the request with the length that its output will probably have. What its client has said stays."""
+        if self._predictor_guard is not None and request.pooling is None:
+            request = with_length(request, self._predictor_guard, self._limits.policy)
+        found = None if sketch is None else self._lengths.opened(request, sketch)
+        return request if found is None or request.estimate is not None else replace(request, estimate=found)
 
     def _charge(self, request: Request) -> Command:
         """Charge an attempt at which the life before this one ended."""
@@ -486,7 +485,7 @@ class RouterCore:
         for key in progress.returned:
             commands += self._hear_returned(key, member, now)
         if progress.ended:
-            commands += self._hear_ended(progress, now)
+            self._hear_ended(progress, now)
         for key in (*progress.lost, *progress.unknown):
             opened = self._open.current(key)
             # A request that is unknown to a member may have moved on from there meanwhile.
@@ -508,18 +507,16 @@ class RouterCore:
                 commands.append(Send(opened.request.owner, AttemptLost(request, attempt, died=True, alone=alone)))
         return commands
 
-    def _hear_ended(self, progress: Progress, now: float) -> list[Command]:
-        commands: list[Command] = []
+    def _hear_ended(self, progress: Progress, now: float) -> None:
         lengths = dict(zip(progress.ended, progress.lengths, strict=False))
         for key in progress.ended:
             self._recovery.ended(key)
             if (opened := self._open.current(key)) is not None:
-                commands += self._predictions.ended(opened.request, lengths.get(key, 0))
+                self._lengths.ended(opened.request, lengths.get(key, 0))
                 self._admission.ends.add(1, now)
                 if opened.request.service is ServiceClass.RT:
                     self._placement.ended(opened.request, lengths.get(key, 0))
                 self._remove(opened, State.ENDED, Fact.ENDED)
-        return commands
 
     def _hear_last_joined(self, attempts: Iterable[Attempt]) -> list[Command]:
         """Give up requests that had joined a worker that ended at once, before the router heard: one may be the cause.
@@ -710,7 +707,7 @@ class RouterCore:
         self._decisions.note(_NOTED[end], opened.request, opened.at)
         if not opened.is_waiting:
             self._placement.left(opened.at, opened.request)
-        self._predictions.closed(opened.request.id)
+        self._lengths.closed(opened.request.id)
         self._admission.closed(opened.request)
         self._open.remove(opened, end, fact)
 
@@ -722,9 +719,6 @@ class RouterCore:
         promised = f"a ttft of {slo.ttft_s:g} s" if is_rt else f"its end within {slo.jct_s:g} s"
         tokens = len(request.prompt)
         self._decisions.note(Kind.ARRIVED, request, tokens=tokens, seconds=since_s, expected_s=ahead_s, why=promised)
-
-    def _note_prediction(self, request: Request, estimate: Estimate) -> None:
-        self._decisions.note(Kind.PREDICTED, request, tokens=estimate.mean, number=estimate.upper)
 
 
 def _with_due(request: Request, planned_s: float, now: float) -> Request:

@@ -15,7 +15,6 @@ from alignedserve.core import (
     Opening,
     Rejection,
     Request,
-    Sketch,
     Spent,
     StepPlan,
 )
@@ -135,30 +134,6 @@ class Deliver(Struct, frozen=True, array_like=True, gc=False):  # made for each 
     spent: Spent = NOTHING_SPENT  # so far, in all attempts
 
 
-@dataclass(slots=True)  # made for every request, and a frozen one takes three times as long
-class Predict:
-    """Predict the length of an output. `Predicted` answers later, or never if the side process is lost."""
-
-    request: str
-    attempt: int
-    sketch: Sketch
-    num_prompt: int
-
-
-@dataclass(frozen=True, slots=True)
-class Learn:
-    """Learn after how many tokens an output ended; later predictions use it."""
-
-    sketch: Sketch
-    num_prompt: int
-    num_output: int
-
-
-@dataclass(frozen=True, slots=True)
-class Retrain:
-    """Fit the predictor again to all that it has learnt, beside its predictions, and store that for a restart."""
-
-
 @dataclass(frozen=True, slots=True)
 class Scale:
     """Have the launcher run this number of workers: it starts some or retires some. A count of None stays as it is."""
@@ -227,8 +202,5 @@ Command: TypeAlias = (
     | TellPlace
     | Charge
     | TellStory
-    | Predict
-    | Learn
-    | Retrain
     | Scale
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from alignedserve.core import Estimate, Request, Sketch, StepResult
+from alignedserve.core import Request, Sketch, StepResult
 from alignedserve.protocol.messages import Attempt, Declare, Member, Message, Progress, Tokens
 
 
@@ -154,15 +154,6 @@ class StoryAsked:
     request: str
 
 
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """The answer to a Predict."""
-
-    request: str
-    attempt: int
-    estimate: Estimate
-
-
 Event: TypeAlias = (
     Received
     | MemberJoined
@@ -182,7 +173,6 @@ Event: TypeAlias = (
     | Closed
     | Paused
     | Resumed
-    | Predicted
     | StoryAsked
 )
 Post: TypeAlias = Callable[[Event | Exception], None]  # to a shell, from any thread: a result, or an error

@@ -33,7 +33,6 @@ from alignedserve.protocol.messages import (
     Declare,
     Decline,
     Died,
-    Expect,
     Figures,
     GiveBack,
     Heartbeat,
@@ -235,7 +234,7 @@ _OWNER = (Heartbeat, Submit, Cancel, Acquit, Declare, Inquire, Resend, Acknowled
 _HOLDER = (Heartbeat, Progress, Holding, Figures, Missed)
 _WORKER = (*_HOLDER, Tokens, Used, AskPages, AskPrefix, Spoiled, Commit, Release, Offer, Pull, Decisions)
 _OF_ROUTER = (
-    *(Members, Refused, Infeasible, InLine, AttemptLost, Prefill, Expect, Cancel, Inquire, Retire, Figures, Missed),
+    *(Members, Refused, Infeasible, InLine, AttemptLost, Prefill, Cancel, Inquire, Retire, Figures, Missed),
     Decisions,
     Reserve,
     StepLate,
@@ -247,8 +246,8 @@ _BY_ROLE: Mapping[Role, frozenset[type]] = MappingProxyType(
         Role.ROUTER: frozenset(_OF_ROUTER),
         Role.GATEWAY: frozenset((*_OWNER, AskDecisions)),
         Role.JOBS: frozenset(_OWNER),
-        Role.POOL: frozenset((*_HOLDER, LeasePages, GiveBack, Prefix, Batch, Kept, Expect, Inquire, Cancel)),
-        Role.PREFILL: frozenset((*_WORKER, Expect, Keep)),
+        Role.POOL: frozenset((*_HOLDER, LeasePages, GiveBack, Prefix, Batch, Kept, Inquire, Cancel)),
+        Role.PREFILL: frozenset((*_WORKER, Keep)),
         Role.DECODE: frozenset((*_WORKER, Report, Cancel, Decline, AskBatch, Keep)),
     }
 )

@@ -21,7 +21,6 @@ from alignedserve.core import (
     FREE_COPIES,
     CopyCost,
     Entry,
-    Estimate,
     FinishReason,
     Logprob,
     Opening,
@@ -238,16 +237,6 @@ class Reserve:
     prompts that the router sends, and nothing of the pool joins. It answers with what it holds."""
 
     is_on: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Expect:
-    """The router tells the part that has the request the predicted length of the output. A part that has handed the
-    request on hands this on too."""
-
-    request: str
-    attempt: int
-    estimate: Estimate
 
 
 class Output(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):  # made for each token
@@ -608,7 +597,6 @@ Message: TypeAlias = (
     | Acquit
     | Prefill
     | Reserve
-    | Expect
     | Tokens
     | Used
     | Resend

@@ -7,6 +7,6 @@ orders.py         the orders in which requests are served: one class per order, 
 parts.py          parts of what several callers want, by their weights
 policy.py         the policies of a deployment, and which of them go together
 segmented_lru.py  the order in which idle pages of KV are evicted
-sketch.py         a prompt as small integers, by which the length predictor compares prompts
+sketch.py         a prompt as a few numbers, by which similar prompts are found
 slo.py            the order of service by slack, and the time of steps
 """

@@ -75,10 +75,6 @@ class Promise(ABC):
     def emitted(self, now: float, num_output: int) -> None:
         """Count a token, the `num_output`-th of the output."""
 
-    @abstractmethod
-    def expect(self, request: Request, policy: Policy, now: float) -> None:
-        """Take over the same request with a new estimate."""
-
     def served(self, now: float) -> None:  # noqa: B027  (most promises have no levels)
         """Note that a step with this request has ended."""
 
@@ -178,9 +174,6 @@ class TokenPromise(Promise):
         self.num_missed, self.has_missed = min(self.num_missed + 1, MOST_MISSES), True
         self.next_due_at = now + self._allowance_s / DECAY**self.num_missed
 
-    def expect(self, request: Request, policy: Policy, now: float) -> None:
-        self.request, self._expected = request, expected(request, policy).mean
-
     def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
         slack_s = self.due_at(now) - now - work.seconds(times, self._counts_chunks)
         request, behind = self.request, 0
@@ -238,10 +231,6 @@ class Yielding(Promise):
     def emitted(self, now: float, num_output: int) -> None:
         self.kept.emitted(now, num_output)
 
-    def expect(self, request: Request, policy: Policy, now: float) -> None:
-        self.kept.expect(request, policy, now)
-        self.request = request
-
     def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
         standing = self.kept.standing(now, work, times)
         standing.service, standing.slack_s, standing.is_late = ServiceClass.BE, inf, False
@@ -287,10 +276,6 @@ class StepPromise(Promise):
             if left != self._steps - self._num_done:
                 self._from_at, self._from_step = min(now, self._end_at), self._num_done
                 self._steps = self._num_done + left
-
-    def expect(self, request: Request, policy: Policy, now: float) -> None:
-        self.request = request
-        self._expected = outlived(expected(request, policy).mean, request.max_tokens, self._num_output)
 
     def served(self, now: float) -> None:
         self._level.served(now)
@@ -341,11 +326,6 @@ class _Levelled(Promise):
 
     def _begin(self, request: Request, policy: Policy) -> None:
         self._aged, self._predicted = Level(request.arrival_at, policy.age_s), expected(request, policy).mean
-
-    def expect(self, request: Request, policy: Policy, now: float) -> None:
-        # pyrefly: ignore[abstract-method-call]
-        super().expect(request, policy, now)  # of the class beside this class
-        self._predicted = expected(request, policy).mean
 
     def changes_at(self, now: float) -> float:
         return self._aged.rises_at(now)

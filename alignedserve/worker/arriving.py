@@ -16,7 +16,7 @@ from alignedserve.core import units_for
 from alignedserve.explain.decisions import DecisionRing, Kind
 from alignedserve.protocol.commands import Command, PrepareSyntax
 from alignedserve.protocol.events import MemberLost, Received, SyntaxReady
-from alignedserve.protocol.messages import AskPrefix, Cancel, Expect, Prefill, Prefix
+from alignedserve.protocol.messages import AskPrefix, Cancel, Prefill, Prefix
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.requests import OCCUPYING, Requests
@@ -124,17 +124,6 @@ class Arrivals(WorkerPart):
             if running.request.attempt <= message.attempt:
                 self._decisions.note(Kind.DROPPED, running.request)
         return self._here.drop(message.request, message.attempt)
-
-    def expect(self, told: Expect, frame: Received, now: float) -> list[Command]:
-        """Note how long an output is expected to be; tell the pool if the request has left for the pool."""
-        running = self._here.find_attempt((told.request, told.attempt), *State)
-        if running is None or running.state is State.LEAVING:
-            return [] if self._memory.decodes else self._pool.send(told)
-        running.expect(told.estimate, self._policy, now)
-        self._queue.waiting.refile(running)
-        if running.state is State.RESIDENT:
-            self._here.order.refile(running)
-        return []
 
     # --- What the pool has of a prompt
 

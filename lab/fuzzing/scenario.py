@@ -48,7 +48,6 @@ from alignedserve.scheduling.policy import DEFAULT_POLICY, Handoff, Layout, Poli
 MOST_LINE_WAIT_S = 120.0
 SETTLED_S = 60.0  # time to notice deaths and silences, each asked again after 5 s, several times over
 TOPOLOGIES = ("colocated", "1+1", "2+1", "1+2", "2+2")
-_PAST = 16  # outputs known at the start, so that the predictor predicts
 
 
 _CHUNKS, _PREFIXES = ((), ((8, 0),), ((64, 8),)), ((), (8,), (8,) * 4, (64,) * 4)  # of steps
@@ -190,7 +189,6 @@ class Scenario:
             belief=partial(_belief, self.costs) if self.layers else None,  # no step pauses whose end is not predicted
             copies_beside=self.copies_beside,
             most_s=self.ends_by + 1.0,
-            num_past=_PAST,
         )
 
     def with_own(self, own: OwnPolicies) -> Scenario:

@@ -4,7 +4,6 @@ clients.py     Sends requests, and checks that all own tokens come once, and the
 job_runner.py  Runs the real job runner in a simulated deployment, with faults.
 job_users.py   Submits batch jobs to a store with faults, cancels some, and checks their results.
 launching.py   Starts and stops workers, as the launcher of a real deployment does.
-predicting.py  Predicts lengths with the same code as the router's side process.
 recorder.py    Records steps and copies while a simulation runs.
 run.py         Runs a workload through a whole deployment in virtual time: `Simulation(settings).run()`.
 settings.py    Describes a simulated deployment, its workload and its faults.

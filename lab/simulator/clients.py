@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from alignedserve.core import NO_OPENING, Request
+from alignedserve.core import NO_OPENING, Estimate, Request, Sketch
 from alignedserve.lab.loads.records.records import RequestOutcome, RequestRecord
 from alignedserve.lab.loads.workload import Arrival, Load
 from alignedserve.lab.simulator.machines.clock import Priority
 from alignedserve.lab.simulator.machines.engine import TokenStory, logprob_of, story_from, vector_of
 from alignedserve.lab.simulator.machines.world import World
-from alignedserve.lab.simulator.predicting import Knowledge, oracle_estimate
 from alignedserve.lab.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Deliver, Reject
@@ -96,12 +95,11 @@ class Client:
 class Clients:
     """All clients of a run; what goes wrong for a client is added to the problems of the run."""
 
-    def __init__(
-        self, world: World, settings: Settings, load: Load | GivenLoad, knowledge: Knowledge, problems: list[str]
-    ) -> None:
+    def __init__(self, world: World, settings: Settings, load: Load | GivenLoad, problems: list[str]) -> None:
         self.world, self.load = world, load
         self._agenda = world.agenda
-        self._settings, self._knowledge, self._problems = settings, knowledge, problems
+        self._settings, self._problems = settings, problems
+        self._sketch_of = _sketch_for(settings.policy.predictor)
         self.kept: dict[str, Client] = {}
         self.stories: dict[str, TokenStory] = {}
         self._over: list[RequestRecord] = []  # of clients that are no longer in `kept`
@@ -148,7 +146,7 @@ class Clients:
             self._agenda.at(leaves_at, Priority.CLIENT, partial(self._leave, client))
         accepted_at = client.request.arrival_at + self.world.trouble.ahead_s(client.request.owner)
         request = self._with_estimate(client, replace(client.request, arrival_at=accepted_at))
-        return gateway.post(Opened(request, self._knowledge.encode(request.prompt)))
+        return gateway.post(Opened(request, self._sketch_of(request.prompt)))
 
     def _with_estimate(self, client: Client, request: Request) -> Request:
         if self._settings.policy.predictor is not Predictor.ORACLE:
@@ -247,3 +245,18 @@ class Clients:
         yield from self._over
         for client in self.kept.values():
             yield client.record()
+
+
+def _sketch_for(predictor: Predictor) -> Callable[[Sequence[int]], Sketch | None]:
+    """Return what makes sketches of prompts; numpy is loaded only where lengths are predicted."""
+    if predictor is not Predictor.HASH:
+        return lambda _: None
+    from alignedserve.scheduling.sketch import sketch_of
+
+    return sketch_of
+
+
+def oracle_estimate(arrival: Arrival) -> Estimate:
+    """Return the exact length of the output, or how a real predictor would be wrong about it."""
+    exact = min(arrival.length, arrival.request.max_tokens)
+    return arrival.predicted or Estimate(exact, exact)

@@ -25,7 +25,6 @@ from alignedserve.lab.simulator.machines.engine import CheckedHands, ModelledHan
 from alignedserve.lab.simulator.machines.faults import calm_at
 from alignedserve.lab.simulator.machines.process import ProcessSetup, WorkHands
 from alignedserve.lab.simulator.machines.world import World
-from alignedserve.lab.simulator.predicting import Knowledge, PredictorHands, knowledge_of
 from alignedserve.lab.simulator.recorder import RecordedHands, Recorder
 from alignedserve.lab.simulator.settings import FIRST_ARRIVAL_AT, Settings, gateways_of, members_of, node_of
 from alignedserve.owner.core import OwnerCore
@@ -34,6 +33,7 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Charge, Command, Deliver, Reject, Scale, Show, TellPlace, WatchHolder
 from alignedserve.protocol.events import Event, HolderGone
 from alignedserve.protocol.messages import Figures, Member
+from alignedserve.router.lengths import OutputLengths
 from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.scheduling.policy import Policy
 from alignedserve.shell.turn import NoHands
@@ -50,19 +50,18 @@ class Simulation:
         self,
         settings: Settings,
         asked: Iterable[Arrival] | None = None,
-        knowledge: Knowledge | None = None,
         world: World | None = None,
+        taught: Callable[[], OutputLengths] = OutputLengths,
     ) -> None:
-        """Draw requests from the workload unless they are `asked`; `knowledge` replaces the predictor's usual."""
+        """Draw requests from the workload unless they are `asked`; `taught` makes what a
+        router knows of lengths at its start."""
         self.settings = settings
         self.world = world or World(settings.seed, settings.network, settings.checked)
         self.problems: list[str] = []
-        policy = settings.policy
         self.policy_failures = Failures()  # of custom policies
-        self._knowledge = knowledge or knowledge_of(policy.predictor, settings.num_past, settings.seed)
-        self._kept_lengths = [*self._knowledge.past]  # those that a router's predictor has stored
+        self._taught = taught
         load = Load(settings.workload, gateways_of(settings), settings.seed) if asked is None else GivenLoad(asked)
-        self.clients = Clients(self.world, settings, load, self._knowledge, self.problems)
+        self.clients = Clients(self.world, settings, load, self.problems)
         self._arenas: dict[str, TaggedArena] = {}  # holder of the pool -> its arena
         self._recorder = Recorder(settings.limits.max_step_tokens) if settings.record else None
         self._pool: list[Usage] = []  # as the pool has reported it
@@ -151,11 +150,8 @@ class Simulation:
             settings.limits.retention,
             settings.lends,
         )
-        core = RouterCore(member, limits, world.now_of(member.name))
-        post = partial(self.post_to, member)
-        predictor = PredictorHands(world.agenda, self._knowledge.encoder, self._kept_lengths, post)
-        hands = ModelledRouterHands(predictor, self.launcher)
-        return ProcessSetup(core, hands, core.start())
+        core = RouterCore(member, limits, world.now_of(member.name), lengths=self._taught())
+        return ProcessSetup(core, _RouterHands(self.launcher), core.start())
 
     def _policy(self) -> Policy:
         """Return the policy of a part, with custom policies for itself as in a real process."""
@@ -278,18 +274,18 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-class ModelledRouterHands(NoHands):
-    """The hands of the router: a predictor and the launcher."""
+class _RouterHands(NoHands):
+    """The hands of the router: the launcher."""
 
-    def __init__(self, predictor: PredictorHands, launcher: SimulatedLauncher) -> None:
-        self.predictor, self._launcher = predictor, launcher
+    def __init__(self, launcher: SimulatedLauncher) -> None:
+        self._launcher = launcher
 
     def perform(self, command: Command) -> None:
         match command:
             case Scale(prefill, decode, _):
                 self._launcher.scale(prefill, decode)
             case _:
-                self.predictor.perform(command)
+                super().perform(command)
 
 
 class _ClientHands(NoHands):

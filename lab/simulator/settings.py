@@ -48,7 +48,6 @@ class Settings:
     faults: tuple[Fault, ...] = ()
     most_s: float = 3600.0  # the run ends then; a request that is still open counts as lost
     record: bool = False  # whether steps and copies are recorded, for `Simulation.record`
-    num_past: int = 0  # outputs that the length predictor has learnt before the run
     look_ahead: int = 0  # steps that workers plan ahead
     layers: int = 0  # between which a worker's step can pause, as on a CPU
     copies_beside: bool = False  # whether copies from the pool go on beside the steps of decode workers

@@ -300,11 +300,6 @@ class Placement:
         self._update_load(member)
         return self._holdings_of(member).remove(request.id)
 
-    def expects(self, member: str, request: Request) -> None:
-        """Count a request of the member again: another output length is expected."""
-        self._holdings_of(member).put(request)
-        self._update_load(member)
-
     def _holdings_of(self, member: str) -> Holdings:
         if (holdings := self._holdings.get(member)) is None:
             self._holdings[member] = holdings = Holdings(self._policy, self._retention)

@@ -17,7 +17,6 @@ from alignedserve.protocol.messages import (
     ROUTER,
     Batch,
     Cancel,
-    Expect,
     Message,
     Missed,
     Progress,
@@ -218,9 +217,10 @@ def test_nobody_leaves_this_way_where_it_is_off(policy: Policy) -> None:
 
 def test_a_request_that_has_longest_to_wait_leaves() -> None:
     """Waiting times follow from predicted lengths."""
-    told_worker = Worker()
-    told_worker.hears(said(ROUTER, Expect("d1", 0, Estimate(19, 19))))
-    told_worker.hears(said(ROUTER, Expect("d2", 0, Estimate(3, 3))))
-    [evict] = sent(told_worker.steps(), "prefill-0")
+    long, short = (
+        entry(replace(document(name, at).request, estimate=Estimate(tokens, tokens)), (at,))
+        for name, tokens, at in (("d1", 19, 11), ("d2", 3, 12))
+    )
+    [evict] = sent(Worker(THERE, long, short).steps(), "prefill-0")
     assert isinstance(evict, Evict)
     assert evict.entry.request.id == "d1"

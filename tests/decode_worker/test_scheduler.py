@@ -21,7 +21,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from alignedserve.core import (
     Chunk,
     Entry,
-    Estimate,
     KvForm,
     Request,
     Sampling,
@@ -45,7 +44,6 @@ from alignedserve.protocol.messages import (
     AskPages,
     Cancel,
     Commit,
-    Expect,
     LeasePages,
     Message,
     Prefill,
@@ -258,12 +256,6 @@ class Scheduling(RuleBasedStateMachine):
             self.clients[name].is_open = False
             for part in (POOL_MEMBER.name, DECODE.name):
                 self.say(ROUTER, Cancel(name, 0), part)
-
-    @rule(data=st.data(), tokens=st.integers(1, 2 * MOST_OUTPUT))
-    def a_length_is_predicted(self, data: st.DataObject, tokens: int) -> None:
-        if names := [name for name, client in self.clients.items() if client.is_open]:
-            name = data.draw(st.sampled_from(names))
-            self.say(ROUTER, Expect(name, 0, Estimate(tokens, 2 * tokens)))
 
     # --- Progress
 

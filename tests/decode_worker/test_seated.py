@@ -67,13 +67,6 @@ class Kept(RuleBasedStateMachine):
             running.prefix += 1
             running.promise.emitted(self.now, len(running.output))
 
-    @rule(data=st.data(), tokens=st.integers(1, 300))
-    def a_length_is_predicted(self, data: st.DataObject, tokens: int) -> None:
-        if self.decodes:
-            running = data.draw(st.sampled_from(self.decodes))
-            running.expect(Estimate(tokens, 2 * tokens), self.policy, self.now)
-            self.seated.refile(running)
-
     @rule(times=st.sampled_from(TIMES))
     def steps_take_longer(self, times: StepTimes) -> None:
         self.times = times
@@ -186,8 +179,8 @@ def test_a_document_that_waits_for_its_next_step_rises_though_nothing_happens_to
     policy, later = Policy(age_s=0.5), NOW + 0.6
     order, long, short = DecodeOrder(policy), document("long", output=3), document("short", output=3)
     for running, length in ((long, 100), (short, 10)):
+        running.request = replace(running.request, estimate=Estimate(length, length))
         running.promise = promise(running.request, policy, 3)
-        running.expect(Estimate(length, length), policy, NOW)
 
     def documents(now: float) -> list[WorkerRequest]:
         order.refresh([long, short], NO_LIMIT, now, TIMES[0])

@@ -56,8 +56,7 @@ def test_parts_live_on_without_their_fork_servers_and_start_again_without_them(
 ) -> None:
     """The folder in which `serve` is typed has files named like modules: no way to start a part imports them."""
     folder = make_hostile(tmp_path / "hostile")
-    flags = ("--set", "schedule.predictor=hash")  # its side process is one more
-    with deployed(*flags, typed_in=folder, by_command=by_command) as deployment:
+    with deployed(typed_in=folder, by_command=by_command) as deployment:
         serves(deployment, seed=3)
         with_torch = {part for part in PARTS if "libtorch" in Path(f"/proc/{deployment.pid(part)}/maps").read_text()}
         assert with_torch == {"decode-0"} or not by_command, "the other parts are small (docs/guides/cluster.md)"

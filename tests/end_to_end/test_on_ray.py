@@ -32,8 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def on_ray(folder: Path) -> Iterator[Deployment]:
     flags = ("--tensor-parallel-size", "2", "--pool-verify-pages", "--log-level", "debug", "--drain-s", str(DRAIN_S))
-    choices = ("--set", "engine.look_ahead=0", "--set", "schedule.predictor=hash")  # its side process is one more
-    with deployed(*flags, *choices, launcher="ray", typed_in=folder) as deployment:
+    with deployed(*flags, "--set", "engine.look_ahead=0", launcher="ray", typed_in=folder) as deployment:
         yield deployment
 
 

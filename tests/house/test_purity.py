@@ -56,7 +56,6 @@ CORE_FOLDERS = (
     "worker/step",
     "router",
     "router/placing",
-    "router/prediction",
     "prefill_worker",
     "decode_worker",
     "kvpool",

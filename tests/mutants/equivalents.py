@@ -40,9 +40,6 @@ EQUIVALENT: dict[str, str] = {
     ),
     "alignedserve/forms/prefetch/decode_part.py | Prefetching._expected_waits | argument strict left out | "
     "zip(waiting, waits, strict=True)": ("an assertion: a wait is computed for each that waits"),
-    "router/prediction/predictor.py | NewestPrompts.__init__ | constant +1 | 0": (
-        "a row that counts nothing: any new one is so, and no fit comes before the first entry"
-    ),
     "router/placing/placement.py | Placement.withdraw | statement left out | del self._node[worker]": (
         "nothing asks for the node of a worker without a role, and it is set again when the worker is met"
     ),

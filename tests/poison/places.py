@@ -128,7 +128,7 @@ PLACES = (
     _core("router: Progress", _ROUTER, "router", "Progress"),
     _core("router: Cancel", _ROUTER, "router", "Cancel", body="leaves"),
     Place("router: placing", "alignedserve.router.state:RouterCore._move", ends="router", when=_placed),
-    Place("router: predicting", "alignedserve.router.prediction.length:PredictionOrders.opened", ends="router"),
+    Place("router: predicting", "alignedserve.router.lengths:OutputLengths.opened", ends="router"),
     _core("worker: Prefill", _DECODE, "worker", "Prefill"),
     _core("worker: StepDone", _DECODE, "worker", "StepDone"),
     _core("worker: Batch", _DECODE, "worker", "Batch Offer", _PARTED, "flex"),

@@ -159,15 +159,6 @@ class TestMemoryOfAWorker:
             "two short ones hold less than a long one"
         )
 
-    def test_another_estimate_counts(self) -> None:
-        found = self.colocated()
-        found.came("decode-0", self.named("a"), NOW)
-        found.came("decode-1", self.named("b"), NOW)
-        found.expects("decode-0", self.named("a", upper=1000))
-        assert found.ahead_of(self.named("new"), {}, NOW).worker == "decode-1"
-        found.expects("decode-1", self.named("b", upper=2000))
-        assert found.ahead_of(self.named("new"), {}, NOW).worker == "decode-0"
-
     @pytest.mark.parametrize(("prompts_on", "short"), [(Role.DECODE, True), (Role.PREFILL, False)])
     def test_answers_to_come_count_on_the_worker_or_on_all_where_they_may_go_on_to_any(
         self, prompts_on: Role, short: bool

@@ -149,12 +149,6 @@ class TestSteps:
             dues.emitted(12.0, number)
         assert dues.due_at(12.0) == pytest.approx(14.0)
 
-    def test_a_prediction_moves_nothing(self) -> None:
-        dues = document(steps=4)
-        dues.emitted(10.5, 1)
-        dues.expect(DOCUMENT, Policy(expected_output=400), 11.7)
-        assert dues.due_at(11.7) == 12.0
-
     def test_after_its_window_it_is_late_and_its_dues_do_not_move(self) -> None:
         dues = document(steps=4)
         for number in range(1, 10):

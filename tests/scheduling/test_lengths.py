@@ -78,30 +78,24 @@ def test_an_estimate_is_of_a_token_or_more(estimate: tuple[int, int]) -> None:
 
 
 class TestPromises:
-    """The holder of a request uses its estimate, from the start or as soon as it arrives."""
+    """The holder of a request uses its estimate."""
 
     TIMES = StepTimes(mean_s=0.01, most_s=0.02)
     DOCUMENT = replace(ONE, service=ServiceClass.BE, slo=Slo(jct_s=100.0))
 
-    def remaining(self, of: Request, *, told_later: bool, num_output: int = 0) -> float:
-        kept = promise(replace(of, estimate=None) if told_later else of, POLICY, num_output)
-        if told_later:
-            kept.expect(of, POLICY, 0.0)
-        return kept.standing(0.0, Work(), self.TIMES).remaining
+    def remaining(self, of: Request, num_output: int = 0) -> float:
+        return promise(of, POLICY, num_output).standing(0.0, Work(), self.TIMES).remaining
 
-    @pytest.mark.parametrize("told_later", [False, True])
     @pytest.mark.parametrize("of", [ONE, DOCUMENT], ids=["chat", "document"])
-    def test_what_remains_is_of_the_estimate(self, of: Request, told_later: bool) -> None:
-        assert self.remaining(told(30, 70, of), told_later=told_later) == 30
-        assert self.remaining(told(30, 70, of), told_later=told_later, num_output=10) == 20
-        assert self.remaining(told(30, 70, of), told_later=told_later, num_output=40) == 20, "60 in all"
+    def test_what_remains_is_of_the_estimate(self, of: Request) -> None:
+        assert self.remaining(told(30, 70, of)) == 30
+        assert self.remaining(told(30, 70, of), num_output=10) == 20
+        assert self.remaining(told(30, 70, of), num_output=40) == 20, "60 in all"
 
     def test_a_prediction_moves_no_plan(self) -> None:
         """A plan by its own length would make a long document urgent at once, and all others would wait for it."""
-        kept = promise(told(10, 20, self.DOCUMENT), POLICY)
-        assert kept.due_at(0.0) == promise(self.DOCUMENT, POLICY).due_at(0.0) == pytest.approx(1.0)
-        kept.expect(told(1000, 2000, self.DOCUMENT), POLICY, 0.0)
-        assert kept.due_at(0.0) == pytest.approx(1.0)
+        of_each = (self.DOCUMENT, told(10, 20, self.DOCUMENT), told(1000, 2000, self.DOCUMENT))
+        assert [promise(of, POLICY).due_at(0.0) for of in of_each] == pytest.approx([1.0] * 3)
 
     def test_a_plan_that_was_outlived_is_spaced_anew(self) -> None:
         kept = promise(self.DOCUMENT, POLICY)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from random import Random
 
 from alignedserve.core import Sampling, ServiceClass, Slo
@@ -16,12 +17,10 @@ from alignedserve.lab.loads.records.records import RunRecord
 from alignedserve.lab.loads.workload import Arrival
 from alignedserve.lab.loads.workload.tape import STOP, VOCABULARY
 from alignedserve.lab.reports.trial import SimulationTrial
-from alignedserve.lab.simulator.predicting import Knowledge
 from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.lab.trials.building import settings_of
-from alignedserve.protocol.commands import Learn
-from alignedserve.router.prediction.predictor import HashEncoder
+from alignedserve.router.lengths import OutputLengths
 from alignedserve.scheduling.policy import Predictor
 from alignedserve.scheduling.sketch import sketch_of
 from tests.ratchets.requests import request
@@ -59,17 +58,18 @@ def output_of(kind: int, draw: Random) -> int:
     return max(1, min(MOST, round(MEANS[kind] * draw.lognormvariate(0.0, _SPREAD))))
 
 
-def knowledge(lesson: Lesson, seed: int) -> Knowledge | None:
-    """Return what the predictor knows at the start of a run."""
-    if lesson.predictor is not Predictor.HASH:
-        return None
-    draw, past = Random(f"{seed}/past"), list[Learn]()
-    for _ in range(_NUM_PAST):
+def lengths_of(lesson: Lesson, seed: int) -> OutputLengths:
+    """Return what the router knows of lengths at the start of a run."""
+    draw, lengths = Random(f"{seed}/past"), OutputLengths()
+    for _ in range(_NUM_PAST if lesson.predictor is Predictor.HASH else 0):
         kind = draw.randrange(len(MEANS))
         taught = {Lesson.LEARNT: kind, Lesson.REVERSED: len(MEANS) - 1 - kind}.get(lesson, draw.randrange(len(MEANS)))
         prompt = prompt_of(kind, draw.randint(16, 400), draw)
-        past.append(Learn(sketch_of(prompt), len(prompt), output_of(taught, draw)))
-    return Knowledge(sketch_of, HashEncoder, tuple(past))
+        past = request("past", prompt, MOST, stop_tokens=(STOP,))
+        lengths.opened(past, sketch_of(prompt))
+        lengths.ended(past, output_of(taught, draw))
+        lengths.closed(past.id)
+    return lengths
 
 
 def arrivals(
@@ -89,7 +89,8 @@ def arrivals(
 def played(settings: Settings, lesson: Lesson, asked: list[Arrival]) -> RunRecord:
     """Play these requests in a deployment whose predictor has learnt this."""
     policy = replace(settings.policy, predictor=lesson.predictor)
-    return recorded(Simulation(replace(settings, policy=policy), asked, knowledge(lesson, settings.seed)))
+    taught = partial(lengths_of, lesson, settings.seed)
+    return recorded(Simulation(replace(settings, policy=policy), asked, taught=taught))
 
 
 def settings_of_cluster(cluster: str, tokens: int | None = None, seed: int = 0) -> Settings:

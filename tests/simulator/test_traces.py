@@ -21,7 +21,7 @@ from alignedserve.lab.loads.workload.spec import read_workload
 from alignedserve.lab.loads.workload.stream import Foresight, Predictions, prediction_table
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.trial import SimulationTrial
-from alignedserve.lab.simulator.predicting import oracle_estimate
+from alignedserve.lab.simulator.clients import oracle_estimate
 from alignedserve.lab.trials.building import settings_of
 from alignedserve.lab.trials.running import run_once
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import Estimate, Sampling, ServiceClass, StepResult
+from alignedserve.core import Sampling, ServiceClass, StepResult
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.explain.decisions import Kind
 from alignedserve.prefill_worker.state import PrefillCore
@@ -21,7 +21,6 @@ from alignedserve.protocol.messages import (
     Batch,
     Cancel,
     Decisions,
-    Expect,
     Holding,
     Inquire,
     Prefill,
@@ -81,7 +80,6 @@ class TestSyntaxes:
     def test_it_is_here_meanwhile(self, kind: MakeCore) -> None:
         worker = kind(WorkerSetup(LIMITS))
         worker.handle(said(ROUTER, Prefill(FORMED)), 0.0)
-        worker.handle(said(ROUTER, Expect("formed", 0, Estimate(3, 5))), 0.0)
         assert worker.handle(said(ROUTER, Inquire((("formed", 0),))), 0.0) == [], "it is not unknown"
         (told,) = worker.handle(MemberJoined(ROUTER_MEMBER), 0.0)
         assert isinstance(told, Send)

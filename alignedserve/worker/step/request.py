@@ -10,7 +10,6 @@ from alignedserve.core import (
     Chunk,
     Decode,
     Entry,
-    Estimate,
     FinishReason,
     History,
     KvForm,
@@ -22,7 +21,6 @@ from alignedserve.core import (
 )
 from alignedserve.protocol.messages import Attempt
 from alignedserve.scheduling.dues import Promise
-from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import Work
 from alignedserve.worker.step.states import TRANSITIONS, IllegalTransition, State
 
@@ -118,11 +116,6 @@ class WorkerRequest:
         if drops_more and here[:1] and here[0] in planned:
             planned = planned[planned.index(here[0]) :]
         return here[: len(planned)] == planned
-
-    def expect(self, estimate: Estimate, policy: Policy, now: float) -> None:
-        """Take another prediction of the output's length into account."""
-        self.request = replace(self.request, estimate=estimate)
-        self.promise.expect(self.request, policy, now)
 
     @property
     def num_tokens(self) -> int:
