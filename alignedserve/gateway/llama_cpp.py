@@ -24,7 +24,7 @@ from alignedserve.gateway.openai.reading import AnswerPiece
 from alignedserve.gateway.openai.requests import check_length, infill_tokens
 from alignedserve.gateway.openai.streaming import event, waiting
 from alignedserve.gateway.openai.strict import ListOf, Strict
-from alignedserve.gateway.openai.types import CompletionRequest, SampledRequest, TokenId
+from alignedserve.gateway.openai.types import CompletionRequest, FimRequest, SampledRequest, TokenId
 from alignedserve.gateway.starting import StartedRequests, Starter
 from alignedserve.owner.client import InLine
 from alignedserve.text.infill import FILE_NAME, REPO_NAME
@@ -66,13 +66,9 @@ class LlamaRequest(SampledRequest):
         fields["seed"] = None if self.seed == -1 else self.seed  # in llama.cpp -1 is any
         stops = [] if self.ignore_eos else [*prompt.ends]
         fields |= {"prompt": prompt.tokens, "stop_token_ids": stops, "echo": most == 0}
-        made = _Completion.of(fields)
+        made = FimRequest.of(fields)
         made._told = self._told
         return made
-
-
-class _Completion(CompletionRequest):
-    usual_tokens = None
 
 
 class LlamaCompletionRequest(LlamaRequest):
