@@ -104,7 +104,7 @@ function curl() {
 
 /* Wait before the next try, and count down in the answer's place; Cancel ends that. */
 async function countDown(place, said, pause, signal) {
-  const left = document.createElement("span"), end = performance.now() + pause;
+  const left = make("span"), end = performance.now() + pause;
   left.ariaLive = "off"; // who hears the page is told once
   place.replaceChildren(left, said);
   for (let ms = pause; ms > 0; ms = end - performance.now()) {
@@ -172,8 +172,7 @@ async function* eventsOf(answer) {
 const articles = () => [...document.querySelectorAll("#chat article")];
 
 function tell(text) {
-  byId("chat").append(make("div", "bad", text));
-  byId("chat").lastChild.role = "alert";
+  byId("chat").append(Object.assign(make("div", "bad", text), {role: "alert"}));
   byId("chat").scrollTop = byId("chat").scrollHeight;
 }
 
@@ -182,13 +181,6 @@ function following(change) {
   const log = byId("chat"), isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
   change();
   if (isAtEnd) log.scrollTop = log.scrollHeight;
-}
-
-function button(does, text, label) {
-  const made = make("button", does, text);
-  made.type = "button";
-  made.ariaLabel = label;
-  return made;
 }
 
 class Exchange {
