@@ -189,6 +189,7 @@ def test_mistral_s_clients_get_the_middle_as_a_chat(qwen: Gateway, hello: tuple[
         {"role": "assistant", "content": "Hello, naïve 😀!"},
         "stop",
     )
+    assert "text" not in choice
     assert body["usage"]["completion_tokens"] == len(hello)
     (request,) = qwen.owner.opened
     assert prompt_of(qwen).endswith("<|fim_prefix|>a =<|fim_suffix|> b<|fim_middle|>")

@@ -350,8 +350,10 @@ class FimShape(CompletionShape):
 
     def _whole_choice(self, number: int, piece: AnswerPiece, logprobs: _Table) -> dict[str, Any]:
         choice = super()._chunk_choice(number, piece, True, logprobs)
-        return {**choice, "message": {"role": "assistant", "content": choice.pop("text")}}
+        message = {"role": "assistant", "content": choice.pop("text")}
+        return {**choice, "message": message}
 
     def _chunk_choice(self, number: int, piece: AnswerPiece, first: bool, logprobs: _Table) -> dict[str, Any]:
         choice = super()._chunk_choice(number, piece, first, logprobs)
-        return {**choice, "delta": {**({"role": "assistant"} if first else {}), "content": choice.pop("text")}}
+        delta = {**({"role": "assistant"} if first else {}), "content": choice.pop("text")}
+        return {**choice, "delta": delta}
