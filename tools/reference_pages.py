@@ -106,14 +106,15 @@ def api_fields() -> Iterator[str]:
         yield from _not_honoured(body)
     yield "## Names of other servers"
     yield (
-        "llama.cpp's, Ollama's, LM Studio's and DeepSeek's names, in bodies that have the field of ours. Those of the"
-        f" first table, and {_codes(sorted(OF_OPTIONS))}, may also stand in Ollama's `options`."
+        "llama.cpp's, Ollama's, LM Studio's, DeepSeek's and Mistral's names, in bodies that have the field of ours."
+        f" Those of the first table, and {_codes(sorted(OF_OPTIONS))}, may also stand in Ollama's `options`."
     )
     yield from _table(("name", "is"), ((f"`{name}`", _codes(take(True))) for name, take in TAKEN.items()))
     yield f"Named in `x-ignored-fields`, also from `options`: {_codes(sorted(LEFT_OUT))}."
     yield "## Objects within bodies"
     of_bodies = {body for _, body in _bodies()}
-    for kind in sorted(set(_all_below(Strict)) - of_bodies, key=lambda one: one.__name__):
+    objects = {kind for kind in _all_below(Strict) if of_bodies.isdisjoint(kind.__mro__)}
+    for kind in sorted(objects, key=lambda one: one.__name__):
         if told_of_it := [*_not_honoured(kind)]:
             yield f"**{kind.__name__}**. " + " ".join(told_of_it)
 

@@ -45,5 +45,5 @@ FLAGS = {flag: said for said, flags in _SAID_OF_FLAGS.items() for flag in flags.
 
 def meant_by(flag: str) -> str:
     """Return what a peer's flag is here, to be written behind an error; nothing where it is nobody's."""
-    said = FLAGS.get(flag, "")
+    said = FLAGS.get(flag.replace("_", "-"), "")  # vLLM takes both
     return f": did you mean {said}?" if said.startswith("--") and " " not in said else said and f": {said}"

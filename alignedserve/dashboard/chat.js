@@ -104,7 +104,7 @@ function curl() {
 
 /* Wait before the next try, and count down in the answer's place; Cancel ends that. */
 async function countDown(place, said, pause, signal) {
-  const left = document.createElement("span"), end = performance.now() + pause;
+  const left = make("span"), end = performance.now() + pause;
   left.ariaLive = "off"; // who hears the page is told once
   place.replaceChildren(left, said);
   for (let ms = pause; ms > 0; ms = end - performance.now()) {
@@ -172,8 +172,7 @@ async function* eventsOf(answer) {
 const articles = () => [...document.querySelectorAll("#chat article")];
 
 function tell(text) {
-  byId("chat").append(make("div", "bad", text));
-  byId("chat").lastChild.role = "alert";
+  byId("chat").append(Object.assign(make("div", "bad", text), {role: "alert"}));
   byId("chat").scrollTop = byId("chat").scrollHeight;
 }
 
@@ -182,13 +181,6 @@ function following(change) {
   const log = byId("chat"), isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
   change();
   if (isAtEnd) log.scrollTop = log.scrollHeight;
-}
-
-function button(does, text, label) {
-  const made = make("button", does, text);
-  made.type = "button";
-  made.ariaLabel = label;
-  return made;
 }
 
 class Exchange {
@@ -299,7 +291,7 @@ async function ask(words, at) {
     if (error.name !== "AbortError") tell(error.message);
   }
   if (first) {
-    if (used) byId("times").textContent = times(first - began, performance.now() - first, used, finish, skipped);
+    byId("times").textContent = times(first - began, performance.now() - first, used ?? {}, finish, skipped);
     exchange.end();
   } else {
     exchange.article.remove();
@@ -311,12 +303,15 @@ async function ask(words, at) {
   return first > 0;
 }
 
-function times(first_ms, rest_ms, used, finish, skipped) {
-  const rate = used.completion_tokens / Math.max(0.001, rest_ms / 1000);
-  const cut = finish === "length" ? "; cut: it has as many tokens as it may have" : "";
-  const forgotten = skipped ? "; the oldest turns are forgotten" : "";
-  return `first token after ${Math.round(first_ms)} ms, ${used.completion_tokens} tokens, ` +
-    `${rate.toFixed(0)} tokens/s; ${used.total_tokens} tokens of context${cut}${forgotten}`;
+/* Return what an answer took; of what its server does not count, nothing. */
+function times(first_ms, rest_ms, {completion_tokens: tokens, total_tokens: context}, finish, skipped) {
+  const rate = tokens && `, ${tokens} tokens, ${(tokens / Math.max(0.001, rest_ms / 1000)).toFixed(0)} tokens/s`;
+  return [
+    `first token after ${Math.round(first_ms)} ms${rate || ""}`,
+    context && `${context} tokens of context`,
+    finish === "length" && "cut: it has as many tokens as it may have",
+    skipped && "the oldest turns are forgotten",
+  ].filter(Boolean).join("; ");
 }
 
 /* Ask what is in the box. Words that get no answer go back into it, before what was typed meanwhile. */

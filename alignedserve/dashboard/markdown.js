@@ -12,24 +12,23 @@ function make(tag, className = "", ...children) {
   return element;
 }
 
+/* Return a button with a class by which its clicks are known, and a name for who hears the page. */
+const button = (does, text, ariaLabel) => Object.assign(make("button", does, text), {type: "button", ariaLabel});
+
 // --- Within a line: each rule is an expression, and what makes nodes of its match, or null where it is none
 
 // Of emphasis: marks within code and behind a backslash do not end it.
 const WHOLE = String.raw`\\.|\x60[^\x60]*\x60`, BODY = String.raw`((?:${WHOLE}|[^\\\x60])*?(?:${WHOLE}|[^\s\\\x60]))`;
-const within = (mark, tag, before, after) => [
+const within = (mark, tags, before, after) => [
   new RegExp(String.raw`${before}${mark}(?![\s${mark.at(-1)}])${BODY}${mark}${after}`, "ys"),
-  ([, body], depth) => make(tag, "", ...inline(body, depth)),
+  ([, body], depth) => tags.reduce((nodes, tag) => [make(tag, "", ...nodes)], inline(body, depth))[0],
 ];
 const code = ([, , text]) => make("code", "", text.replace(/^ (.*\S.*) $/s, "$1"));
 const ENTITIES = {lt: "<", gt: ">", amp: "&", quot: '"', nbsp: "\u00a0", "#39": "'"};
 
 function link(label, url) {
   if (!/^(https?:\/\/|mailto:)/i.test(url) || !URL.canParse(url)) return null;
-  const anchor = make("a", "", ...label);
-  anchor.href = url;
-  anchor.target = "_blank";
-  anchor.rel = "noopener noreferrer";
-  return anchor;
+  return Object.assign(make("a", "", ...label), {href: url, target: "_blank", rel: "noopener noreferrer"});
 }
 
 // Of [words](url "title"): its words may have code or one more [pair] in them, its url one (pair).
@@ -44,15 +43,12 @@ const RULES = [
   [/(?<!\w)https?:\/\/[^\s<>"`]*[^\s<>"`'.,:;!?)\]*_~]/yi, ([url]) => link([url], url)],
   [/<br ?\/?>/yi, () => "\n"],
   [/&(lt|gt|amp|quot|nbsp|#39);/y, ([, name]) => ENTITIES[name]],
-  [
-    new RegExp(String.raw`\*\*\*(?![\s*])${BODY}\*\*\*(?!\*)`, "ys"),
-    ([, body], depth) => make("strong", "", make("em", "", ...inline(body, depth))),
-  ],
-  within("\\*\\*", "strong", "", "(?!\\*)"),
-  within("\\*", "em", "(?<![\\w*])", "(?<!\\*\\*)(?!\\*)"), // 2*3*4 is none
-  within("__", "strong", "(?<!\\w)", "(?!\\w)"),
-  within("_", "em", "(?<!\\w)", "(?!\\w)"),
-  within("~~", "del", "", ""),
+  within("\\*\\*\\*", ["em", "strong"], "", "(?!\\*)"),
+  within("\\*\\*", ["strong"], "", "(?!\\*)"),
+  within("\\*", ["em"], "(?<![\\w*])", "(?<!\\*\\*)(?!\\*)"), // 2*3*4 is none
+  within("__", ["strong"], "(?<!\\w)", "(?!\\w)"),
+  within("_", ["em"], "(?<!\\w)", "(?!\\w)"),
+  within("~~", ["del"], "", ""),
 ];
 /* Where an answer that still comes ends within code or bold text, its end is on the way. */
 const UNFINISHED = [
@@ -111,19 +107,11 @@ function dedent(line, columns) {
 }
 
 /* Let keys move what is wider than the page. */
-function movable(element, name) {
-  element.tabIndex = 0;
-  element.role = "region";
-  element.ariaLabel = name;
-  return element;
-}
+const movable = (element, ariaLabel) => Object.assign(element, {tabIndex: 0, role: "region", ariaLabel});
 
 function codeBlock(text, language) {
-  const button = make("button", "copy", "Copy");
-  button.type = "button";
-  button.ariaLabel = "Copy the code";
-  const pre = movable(make("pre", "", make("code", "", text)), "Code");
-  return make("div", "code", make("div", "bar", make("span", "soft", language), button), pre);
+  const bar = make("div", "bar", make("span", "soft", language), button("copy", "Copy", "Copy the code"));
+  return make("div", "code", bar, movable(make("pre", "", make("code", "", text)), "Code"));
 }
 
 function fence(lines, at, {isOpen}) {

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +19,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from alignedserve.errors import AlignedServeError
+from alignedserve.gateway.generation import Numbered
 from alignedserve.gateway.openai.errors import ApiError, api_error
 from alignedserve.gateway.openai.itemised import Event, ItemAnswer
 from alignedserve.gateway.openai.reading import AnswerPiece
@@ -110,7 +111,7 @@ class ChatExchange(Exchange[AnswerShape]):
         for opening in shape.openings():
             yield event(opening)
         chunks = Chunks(shape)
-        async for choice, piece in self._generation.pieces():
+        async for choice, piece in self._pieces():
             if isinstance(piece, InLine):
                 yield waiting(piece)
             elif piece.prompt_logprobs and (chunk := shape.chunk(choice, piece)) is not None:
@@ -124,12 +125,15 @@ class ChatExchange(Exchange[AnswerShape]):
             timing = meter.timing_usage() if shape.options.include_timing else {}
             yield event(shape.usage_chunk(timing))
 
+    def _pieces(self) -> AsyncIterator[Numbered]:
+        return self._generation.pieces()
+
     def _failed(self, error: ApiError) -> Iterator[bytes]:
         yield event(error.body)
 
     async def _whole(self) -> dict[str, Any]:
         await self._generation.begin()
-        async for choice, piece in self._generation.pieces():
+        async for choice, piece in self._pieces():
             if isinstance(piece, InLine):
                 continue
             for _ in self._told.add(choice, piece):

@@ -8,25 +8,25 @@ Sampling has llama.cpp's defaults. openai/peers.py knows the fields that are cal
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 
 from pydantic import Field
 from starlette.requests import Request as HttpRequest
 
-from alignedserve.core import FinishReason, Request
-from alignedserve.gateway.exchanges import Exchange, answer_body
+from alignedserve.core import FinishReason
+from alignedserve.gateway.exchanges import ChatExchange, answer_body
 from alignedserve.gateway.files import HttpRoute
-from alignedserve.gateway.openai.errors import ApiError
+from alignedserve.gateway.generation import Numbered
 from alignedserve.gateway.openai.formats import Pattern, Schema
-from alignedserve.gateway.openai.reading import AnswerPiece
+from alignedserve.gateway.openai.reading import AnswerPiece, join_pieces
 from alignedserve.gateway.openai.requests import check_length, infill_tokens
-from alignedserve.gateway.openai.streaming import event, waiting
+from alignedserve.gateway.openai.shapes import CompletionShape
 from alignedserve.gateway.openai.strict import ListOf, Strict
-from alignedserve.gateway.openai.types import CompletionRequest, SampledRequest, TokenId
+from alignedserve.gateway.openai.types import FimRequest, SampledRequest, StreamOptions, TokenId
 from alignedserve.gateway.starting import StartedRequests, Starter
-from alignedserve.owner.client import InLine
 from alignedserve.text.infill import FILE_NAME, REPO_NAME
 from alignedserve.text.text_model import TextModel
 
@@ -57,22 +57,17 @@ class LlamaRequest(SampledRequest):
     def prompt_of(self, text: TextModel, max_model_len: int) -> LlamaPrompt:
         """Return the prompt. A long one takes long, so an event loop must not call this."""
 
-    def completion(self, model: str, prompt: LlamaPrompt) -> CompletionRequest:
+    def completion(self, model: str, prompt: LlamaPrompt) -> FimRequest:
         """Return the text completion of a prompt."""
         most = self.n_predict if self.n_predict is not None and self.n_predict >= 0 else None
-        same = (*SampledRequest.model_fields, "stop", "stream", "ignore_eos", "guided_json", "guided_grammar")
-        given = {name: getattr(self, name) for name in same if getattr(self, name) is not None}
-        fields = {**_USUAL, **given, "model": self.model or model, "max_tokens": most}
+        same = FimRequest.model_fields.keys() & type(self).model_fields
+        fields = {**_USUAL, **{name: value for name in same if (value := getattr(self, name)) is not None}}
+        fields |= {"model": self.model or model, "prompt": prompt.tokens, "max_tokens": most, "echo": most == 0}
+        fields |= {"stop_token_ids": [] if self.ignore_eos else [*prompt.ends]}
         fields["seed"] = None if self.seed == -1 else self.seed  # in llama.cpp -1 is any
-        stops = [] if self.ignore_eos else [*prompt.ends]
-        fields |= {"prompt": prompt.tokens, "stop_token_ids": stops, "echo": most == 0}
-        made = _Completion.of(fields)
+        made = FimRequest.of(fields)
         made._told = self._told
         return made
-
-
-class _Completion(CompletionRequest):
-    usual_tokens = None
 
 
 class LlamaCompletionRequest(LlamaRequest):
@@ -119,11 +114,11 @@ class InfillRequest(LlamaRequest):
                 break
             name = f"{file.filename}\n" if file.filename else FILE_NAME
             head = [] if begin is None else [begin, *text.answer_ids(name)]
-            files.append([*head, *text.answer_ids(file.text)])
-            if (room := room - len(files[-1])) < 0:
-                files.pop()
+            ids = [*head, *text.answer_ids(file.text)]
+            if (room := room - len(ids)) < 0:
                 break
-        return files[::-1]
+            files.insert(0, ids)
+        return files
 
 
 # --- Routes and answers
@@ -144,58 +139,65 @@ class LlamaRoutes:
         prompt = await self._starter.in_thread(http, make)
         completion = body.completion(settings.served_model_names[0], prompt)
         started = await self._starter.start(http, completion)
-        answer = LlamaAnswer(body, completion.model, started.requests[0], prompt.lacks_files)
-        return LlamaExchange(started, body, answer, self._starter.client.now)
+        return LlamaExchange(started, body, LlamaShape(started, body, completion, prompt, self._starter.text))
 
 
-class LlamaAnswer:
-    """Builds one answer of its pieces."""
+class LlamaShape(CompletionShape):
+    """Makes one answer, whole or in events. The last event is the answer without what came before."""
 
-    def __init__(self, body: LlamaRequest, model: str, request: Request, lacks_files: bool) -> None:
-        self._fields, self._with_tokens = body.response_fields, bool(body.return_tokens)
-        self._model, self._lacks_files, self._num_prompt = model, lacks_files, len(request.prompt)
-        self._texts, self._tokens = list[str](), list[int]()
-        self._num_cached = 0
-        self._last: AnswerPiece | None = None
+    def __init__(
+        self, started: StartedRequests, body: LlamaRequest, made: FimRequest, prompt: LlamaPrompt, text: TextModel
+    ) -> None:
+        super().__init__(made, started.requests, started.promise.tier, text)
+        self.options = StreamOptions(include_usage=True)
+        self._fields, self._with_tokens = body.response_fields, body.return_tokens
+        self._lacks_files, self._times = prompt.lacks_files, started.meter.timing_usage
+        self._last = AnswerPiece("", (), None)
+        self.has_line = False
 
-    def feed(self, piece: AnswerPiece) -> None:
-        if self._last is None:
-            self._num_cached = piece.num_cached
+    def count(self, number: int, piece: AnswerPiece) -> None:
+        super().count(number, piece)
         self._last = piece
-        self._texts.append(piece.text)
-        self._tokens += piece.tokens
+        self.has_line |= "\n" in piece.text
+
+    def chunk(self, number: int, piece: AnswerPiece) -> dict[str, Any] | None:
+        self.count(number, piece)
+        if not (piece.text or piece.tokens):
+            return None
+        return {"index": 0, "content": piece.text, "tokens": list(piece.tokens), "stop": False, **self._counts}
+
+    def chunk_like(self, number: int, piece: AnswerPiece) -> None:
+        """Say that events differ in more than their text."""
+
+    def usage_chunk(self, timing: Mapping[str, float]) -> dict[str, Any]:
+        return self._tree(AnswerPiece("", (), None))
+
+    def whole(self) -> dict[str, Any]:
+        return self._tree(join_pieces(self._pieces[0]))
 
     @property
-    def has_line(self) -> bool:
-        return any("\n" in text for text in self._texts)
+    def _counts(self) -> dict[str, int]:
+        return {"tokens_predicted": self._output_tokens, "tokens_evaluated": self._prompt_tokens}
 
-    def part(self, piece: AnswerPiece) -> dict[str, Any]:
-        """Return the event of a piece."""
-        counts = {"tokens_predicted": len(self._tokens), "tokens_evaluated": self._num_prompt}
-        return {"index": 0, "content": piece.text, "tokens": list(piece.tokens), "stop": False, **counts}
-
-    def whole(self, times: dict[str, float], is_streamed: bool) -> dict[str, Any]:
-        """Return the answer, or the last event of a stream, which lacks what came before."""
-        assert self._last is not None, "an answer has a piece"
-        stopped, computed = self._last.stop, self._num_prompt - self._num_cached
-        why = "limit" if self._last.finish is FinishReason.LENGTH else "word" if stopped is not None else "eos"
+    def _tree(self, shown: AnswerPiece) -> dict[str, Any]:
+        finish, stopped, times = self._last.finish, self._last.stop, self._times()
+        computed, cached = self._prompt_tokens - self._cached_tokens, self._cached_tokens
         tree = {
             "index": 0,
-            "content": "" if is_streamed else "".join(self._texts),
-            "tokens": self._tokens if self._with_tokens and not is_streamed else [],
+            "content": shown.text,
+            "tokens": list(shown.tokens) if self._with_tokens else [],
             "stop": True,
-            "model": self._model,
-            "tokens_predicted": len(self._tokens),
-            "tokens_evaluated": self._num_prompt,
-            "tokens_cached": self._num_cached,
+            "model": self.model,
+            **self._counts,
+            "tokens_cached": cached,
             "truncated": self._lacks_files,
             "has_new_line": self.has_line,
-            "stop_type": why,
+            "stop_type": "limit" if finish is FinishReason.LENGTH else "eos" if stopped is None else "word",
             "stopping_word": stopped or "",
             "timings": {
-                "cache_n": self._num_cached,
+                "cache_n": cached,
                 **_timing("prompt", computed, times["prompt_time"]),
-                **_timing("predicted", len(self._tokens), times["completion_time"]),
+                **_timing("predicted", self._output_tokens, times["completion_time"]),
             },
         }
         return tree if self._fields is None else dict(_found(tree, self._fields))
@@ -221,44 +223,22 @@ def _found(tree: dict[str, Any], paths: Sequence[str]) -> Iterator[tuple[str, An
             yield path, value
 
 
-class LlamaExchange(Exchange[LlamaAnswer]):
-    def __init__(
-        self, started: StartedRequests, body: LlamaRequest, answer: LlamaAnswer, now: Callable[[], float]
-    ) -> None:
-        super().__init__(started, bool(body.stream), body.ignored, answer)
-        self._now = now
-        self._most_s = None if not body.t_max_predict_ms else body.t_max_predict_ms / 1e3
+class LlamaExchange(ChatExchange):
+    _end = b""
 
-    async def _pieces(self) -> AsyncGenerator[AnswerPiece | InLine, None]:
-        """Yield all pieces. The answer has them when they are yielded, and ends where it may take no longer."""
-        began_at: float | None = None
-        async for _, piece in self._generation.pieces():
-            if isinstance(piece, AnswerPiece):
-                self._told.feed(piece)
-                began_at = self._now() if began_at is None else began_at
-                is_late = self._most_s is not None and self._now() - began_at > self._most_s
-                if is_late and not piece.finish and self._told.has_line:
+    def __init__(self, started: StartedRequests, body: LlamaRequest, shape: LlamaShape) -> None:
+        super().__init__(started, bool(body.stream), body.ignored, shape)
+        self._most_s = (body.t_max_predict_ms or inf) / 1e3
+
+    async def _pieces(self) -> AsyncIterator[Numbered]:
+        """Yield all pieces, up to one that comes too late behind a line."""
+        has_line = False
+        async for choice, piece in super()._pieces():
+            if isinstance(piece, AnswerPiece) and not piece.finish:
+                has_line |= "\n" in piece.text
+                if has_line and self._meter.timing_usage()["completion_time"] > self._most_s:
                     piece.finish = FinishReason.LENGTH
-                    self._meter.finish_choice(0, piece.finish.value)
-                    yield piece
+                    self._meter.finish_choice(choice, piece.finish.value)
+                    yield choice, piece
                     return
-            yield piece
-
-    async def _events(self) -> AsyncGenerator[bytes, None]:
-        async for piece in self._pieces():
-            if isinstance(piece, InLine):
-                yield waiting(piece)
-            elif piece.text or piece.tokens:
-                yield event(self._told.part(piece))
-                self._meter.count_write(0)
-        yield event(self._told.whole(self._meter.timing_usage(), is_streamed=True))
-
-    def _failed(self, error: ApiError) -> Iterator[bytes]:
-        yield event(error.body)
-
-    async def _whole(self) -> dict[str, Any]:
-        await self._generation.begin()
-        async for piece in self._pieces():
-            if not isinstance(piece, InLine):
-                self._meter.count_write(0)
-        return self._told.whole(self._meter.timing_usage(), is_streamed=False)
+            yield choice, piece

@@ -119,7 +119,7 @@ def _text(folder: str, name: str) -> str:
 
 
 _GROUPS = {  # heading -> how the paths of its routes begin
-    "Chats and texts": ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/messages", "/infill", "/completion"),
+    "Chats and texts": ("/v1/chat", "/v1/comp", "/v1/fim", "/infill", "/completion", "/v1/responses", "/v1/messages"),
     "Batch jobs": ("/v1/files", "/v1/batches"),
     "Vectors and ranks": ("/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"),
     "Tokens, models, adapters": ("/tokenize", "/detokenize", "/v1/models", "/v1/load", "/v1/unload"),
@@ -129,6 +129,7 @@ _SAID = {"messages": [{"role": "user", "content": "Name three planets."}]}
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": _SAID,
     "/v1/completions": {"prompt": "The three largest planets are", "max_tokens": 16},
+    "/v1/fim/completions": {"prompt": "def double(x):\n    return ", "suffix": "\n", "max_tokens": 16},
     "/infill": {"input_prefix": "def double(x):\n    return ", "input_suffix": "\n", "n_predict": 16},
     "/completion": {"prompt": "The three largest planets are", "n_predict": 16},
     "/v1/responses": {"input": "Name three planets."},

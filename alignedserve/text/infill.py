@@ -2,6 +2,7 @@
 
     prefix first   <|fim_prefix|> prefix <|fim_suffix|> suffix <|fim_middle|> begun
     suffix first   [SUFFIX] suffix [PREFIX] prefix begun
+    as a chat      <|user|> task <|code_suffix|> suffix <|code_prefix|> prefix <|code_middle|> <|assistant|> begun
 
 `begun` is the beginning of the middle, where a client has that already. Other files may come first, where the model has
 a token that begins a file:
@@ -21,9 +22,11 @@ _FAMILIES: tuple[tuple[str, str, str | None], ...] = (
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
     ("<\uff5cfim▁begin\uff5c>", "<\uff5cfim▁hole\uff5c>", "<\uff5cfim▁end\uff5c>"),  # DeepSeek
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
-    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4.5
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4.5, CodeGeeX4
     ("[PREFIX]", "[SUFFIX]", None),  # Codestral
 )
+# CodeGeeX4 is an older GLM, which does not think. It fills in the middle as its answer to this.
+_THINK, _GLM_ASKS, _GLM_ANSWERS = "<think>", "<|user|>\n###PATH:\n###LANGUAGE:\n###MODE:BLOCK\n", "<|assistant|>\n"
 _REPO = ("<|repo_name|>", "<|fim_repo|>", "<repo_name>", "<reponame>")
 _FILE = ("<|file_sep|>", "<file_sep>", "<|file_separator|>")
 _ENDS = ("<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<|endoftext|>", "▁<EOT>", "<EOT>")
@@ -40,9 +43,12 @@ class InfillTokens:
     repo: int | None
     file: int | None
     ends: tuple[int, ...]  # all of these end a middle: what follows them is another part, or another file
+    chat: tuple[list[int], list[int]] | None = None  # what stands around the parts, where the middle answers a chat
 
     @classmethod
-    def of(cls, find: Callable[[str], int | None], named: Mapping[str, str]) -> InfillTokens | None:
+    def of(
+        cls, find: Callable[[str], int | None], named: Mapping[str, str], encode: Callable[[str], list[int]]
+    ) -> InfillTokens | None:
         """Return the tokens of a vocabulary, in which `find` finds a token by its text; None if it has none.
 
         `named` are those that the model itself names: prefix, suffix, middle, repo, file, end."""
@@ -57,10 +63,16 @@ class InfillTokens:
                 continue
             repo, file = first(named.get("repo", ""), *_REPO), first(named.get("file", ""), *_FILE)
             ends = (before, after, between, repo, file, *map(find, (named.get("end", ""), *_ENDS)))
-            return cls(before, after, between, repo, file, tuple(dict.fromkeys(id for id in ends if id is not None)))
+            is_geex = prefix == "<|code_prefix|>" and find(_THINK) is None
+            chat = (encode(_GLM_ASKS), encode(_GLM_ANSWERS)) if is_geex else None
+            known = tuple(dict.fromkeys(id for id in ends if id is not None))
+            return cls(before, after, between, repo, file, known, chat)
         return None
 
     def prompt(self, prefix: Sequence[int], suffix: Sequence[int], begun: Sequence[int] = ()) -> list[int]:
         if self.middle is None:
             return [self.suffix, *suffix, self.prefix, *prefix, *begun]
+        if self.chat is not None:
+            asks, answers = self.chat
+            return [*asks, self.suffix, *suffix, self.prefix, *prefix, self.middle, *answers, *begun]
         return [self.prefix, *prefix, self.suffix, *suffix, self.middle, *begun]

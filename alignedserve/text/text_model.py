@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,11 @@ class TextModel:
             reasoning=choose_family(reasoning_parser, source or ""),
             call_format=form or GENERAL,
             shows_tools=form is not None and template is not None and template.shows_tools,
-            infill=InfillTokens.of(tokenizer.token_to_id, _texts_in(naming.get("fim_tokens"))),
+            infill=InfillTokens.of(
+                tokenizer.token_to_id,
+                _texts_in(naming.get("fim_tokens")),
+                partial(encode, tokenizer, add_special_tokens=False),
+            ),
         )
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = USUAL) -> list[int]:

@@ -263,6 +263,10 @@ def test_what_set_changes_of_a_preset_is_printed_as_a_comment(
             "serve x --ctx-size 4096",
             "--ctx-size is not understood: did you mean --max-model-len? (see alignedserve serve --help)",
         ),
+        (
+            "serve x --max_seq_len=4096",
+            "--max_seq_len is not understood: did you mean --max-model-len? (see alignedserve serve --help)",
+        ),
         ("serve x -c 4096", "-c is not understood: did you mean --max-model-len? (see alignedserve serve --help)"),
         (
             "serve x -ngl 99",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 
 import pytest
 
 from tests.browser import Page
 from tests.dashboard.chatting import ask, ended, texts
-from tests.scripted_server import HOLD, Refusal, ScriptedServer, continued, streamed, thought
+from tests.scripted_server import HOLD, Refusal, ScriptedServer, continued, piece, streamed, thought
 
 WHOLE = """Here is **`f()`**: **bold**, *it*, ***both***, `a < b`, ~~gone~~, a snake_case_name, 2*3*4 and 5 \\* 6.
 A second line: [a link](https://example.com/a_(b) "t"), https://example.com/x. <mailto:a@b.c> &lt;ok&gt;
@@ -232,6 +233,17 @@ def test_a_model_that_only_thought_has_its_thoughts_kept(desk: Page, server: Scr
     assert texts(desk, "#chat .assistant, #chat .bad") == []
     desk.click(".thinking summary")
     assert texts(desk, ".thinking pre") == ["Hmm ..."]
+
+
+def test_nothing_is_said_of_what_a_server_does_not_count(page: Page, server: ScriptedServer) -> None:
+    usages = ["", "{}", '{"prompt_tokens": 3}', '{"completion_tokens": 2, "total_tokens": 5}']
+    for turn, usage in enumerate(usages):
+        server.replies = [[piece("Hello!"), *([f'{{"choices": [], "usage": {usage}}}'] if usage else []), "[DONE]"]]
+        ask(page, "Hi")
+        ended(page, 2 * turn + 2)
+        counted = ", 2 tokens, N tokens/s; 5 tokens of context" if "completion" in usage else ""
+        said = re.sub(r"\d+(?= ms)|\d+(?= tokens/s)", "N", page.text("#times"))
+        assert said == f"first token after N ms{counted}"
 
 
 def test_a_model_without_template_goes_on_with_the_text(server: ScriptedServer, desk: Page) -> None:

@@ -22,7 +22,9 @@ STARCODER = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<fim_pad>")
 SANTACODER = ("<fim-prefix>", "<fim-suffix>", "<fim-middle>", "<fim-pad>")
 DEEPSEEK = ("<\uff5cfim▁begin\uff5c>", "<\uff5cfim▁hole\uff5c>", "<\uff5cfim▁end\uff5c>")
 CODE_LLAMA = ("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>")
-GLM = ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>")
+GEEX = ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>")
+ASKS = "<|user|>\n###PATH:\n###LANGUAGE:\n###MODE:BLOCK\n"
+GLM = (*GEEX, "<think>")
 CODESTRAL = ("[PREFIX]", "[SUFFIX]")
 FIRST = 2048  # the first id behind the demo model's vocabulary
 Make = Callable[..., TextModel]
@@ -76,6 +78,7 @@ def infill(gateway: Gateway, **fields: Any) -> Any:
         (CODE_LLAMA, "▁<PRE>a =▁<SUF> b▁<MID>"),
         (GLM, "<|code_prefix|>a =<|code_suffix|> b<|code_middle|>"),
         (CODESTRAL, "[SUFFIX] b[PREFIX]a ="),
+        (GEEX, f"{ASKS}<|code_suffix|> b<|code_prefix|>a =<|code_middle|><|assistant|>\n"),
     ],
 )
 def test_each_family_has_its_tokens_and_their_order(make: Make, tokens: tuple[str, ...], prompt: str) -> None:
@@ -84,7 +87,7 @@ def test_each_family_has_its_tokens_and_their_order(make: Make, tokens: tuple[st
     (request,) = gateway.owner.opened
     assert request.prompt[0] == 1  # the model's own begin of a text
     assert gateway.text.decode_all(request.prompt[1:]) == prompt
-    assert set(range(FIRST, FIRST + len(tokens))) < set(request.stop_tokens)
+    assert {FIRST + at for at, token in enumerate(tokens) if token != "<think>"} < set(request.stop_tokens)
     assert 2 in request.stop_tokens
 
 
@@ -170,6 +173,35 @@ def test_a_model_without_the_tokens_says_so(text: TextModel) -> None:
         error = answer.json()["error"]
         assert (answer.status_code, error["param"], error["code"]) == (400, field, "unsupported_model")
         assert "cannot fill in the middle" in error["message"]
+
+
+# --- Mistral's form
+
+
+def test_mistral_s_clients_get_the_middle_as_a_chat(qwen: Gateway, hello: tuple[int, ...]) -> None:
+    """As Continue's provider `mistral` and the package mistralai send it."""
+    asked = {"model": MODEL, "prompt": "a =", "suffix": " b", "random_seed": 5, "safe_prompt": False, "stop": ["\n\n"]}
+    answer = qwen.ask("POST", "/v1/fim/completions", json=asked)
+    body = answer.json()
+    (choice,) = body["choices"]
+    assert (body["object"], answer.headers["x-ignored-fields"]) == ("chat.completion", "safe_prompt")
+    assert (choice["message"], choice["finish_reason"]) == (
+        {"role": "assistant", "content": "Hello, naïve 😀!"},
+        "stop",
+    )
+    assert "text" not in choice
+    assert body["usage"]["completion_tokens"] == len(hello)
+    (request,) = qwen.owner.opened
+    assert prompt_of(qwen).endswith("<|fim_prefix|>a =<|fim_suffix|> b<|fim_middle|>")
+    assert (request.sampling.seed, request.max_tokens) == (5, MOST - len(request.prompt)), "a middle ends by itself"
+    *chunks, done = data_lines(qwen.ask("POST", "/v1/fim/completions", json={**asked, "stream": True}))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert ("".join(delta["content"] for delta in deltas), done) == ("Hello, naïve 😀!", "[DONE]")
+    assert [delta.get("role") for delta in deltas] == ["assistant", *[None] * (len(deltas) - 1)]
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    without = qwen.ask("POST", "/v1/fim/completions", json={"model": MODEL, "prompt": "a ="})
+    assert without.status_code == 200
+    assert qwen.owner.opened[-1].prompt == (1, *ids_of(qwen.text, "a ="))
 
 
 # --- /infill

@@ -16,6 +16,7 @@ from tests.rare import rare
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 GBNF = '# an answer\nroot ::= "yes" | "no" [!]{0,2}'
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 IGNORED = "x-ignored-fields"
 ROUTES = pytest.mark.parametrize("route", ["chat", "complete"])
 
@@ -41,6 +42,7 @@ ALIKE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"response_format": {"type": "json_object", "schema": SCHEMA}}, {"guided_json": SCHEMA}),
     ({"grammar": 'start: "a"'}, {"guided_grammar": 'start: "a"'}),
     ({"n": 2, "best_of": 2}, {"n": 2}),
+    ({"random_seed": 5}, {}),
     ({"options": {"temperature": 0.5, "stop": ["a"], "num_predict": 5}}, {"temperature": 0.5, "max_tokens": 5}),
     ({"options": {"repeat_penalty": 2.0, "top_k": 3}, "top_k": 3}, {"repetition_penalty": 2.0, "top_k": 3}),
     ({"options": None, "repeat_penalty": None, "num_ctx": None}, {}),
@@ -70,6 +72,7 @@ def test_a_name_that_means_the_same_is_taken(
         ({"max_tokens": -1}, {}),
         ({"options": {"num_predict": -2}}, {}),
         ({"functions": [], "function_call": "none"}, {}),
+        ({"tools": [WEATHER], "tool_choice": "any"}, {"tools": [WEATHER], "tool_choice": "required"}),
     ],
 )
 def test_chats_take_more(gateway: Gateway, fields: dict[str, Any], ours: dict[str, Any]) -> None:

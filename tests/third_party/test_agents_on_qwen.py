@@ -49,6 +49,10 @@ def _edits(outcome: Mapping[str, Any], _: Answer) -> None:
     assert "a + b" in outcome["told"]["file"]
 
 
+def _adds(outcome: Mapping[str, Any], _: Answer) -> None:
+    assert "a + b" in outcome["told"]
+
+
 def _calls(outcome: Mapping[str, Any], _: Answer) -> None:
     (call,) = outcome["told"]["calls"]
     assert call["name"] == "weather"
@@ -57,6 +61,8 @@ def _calls(outcome: Mapping[str, Any], _: Answer) -> None:
 FORMED = {"chat": _says, "streaming": _says, "a JSON schema": EVERYWHERE["a JSON schema"]}
 CALLED = {**FORMED, "a call": test_agents._calls, "a streamed call": test_agents._calls}
 OF_DSPY = {"chat": _says, "a JSON schema": test_agents._is("odd", "even"), "a tool with native calls": _calls}
+MIDDLES = ("the middle of a text", "the middle of a text (streamed)")
+OF_MISTRAL = {"a demanded call": test_agents._calls, **dict.fromkeys(MIDDLES, _adds)}
 AGENT = {"a question to the agent": _says}
 CODING = "run_coding_agents.mjs"
 
@@ -86,6 +92,7 @@ CLIENTS = [
     *_of_libraries(),
     Client("llm", test_llm.LLM, "run_llm.py", FORMED, ("{url}/none",)),  # nothing there: its calls are not demanded
     Client("DSPy", _with("dspy", "3.4.1"), "run_dspy.py", {**OF_DSPY, **UNKNOWN}),
+    Client("mistralai", _with("mistralai", "3.7.0"), "run_mistral.py", {**FORMED, **OF_MISTRAL, **UNKNOWN}),
     Client("aider", _with("aider-chat", "0.86.2"), "run_aider.py", {"an edit of a file": _edits}),
     Client("Continue (cn)", _agent("@continuedev/cli", "1.5.47"), CODING, AGENT, ("@continuedev/cli",)),
     Client("Cline (cline)", _agent("cline", "3.0.65"), CODING, AGENT, ("cline",)),

@@ -1,4 +1,4 @@
-"""The names that clients of other servers have for what a body says: llama.cpp's, Ollama's, LM Studio's, DeepSeek's.
+"""The names that clients of other servers (llama.cpp, Ollama, LM Studio, DeepSeek, Mistral) have for what a body says:
 
     taken      repeat_penalty: 1.1          repetition_penalty: 1.1, which means the same
     left out   num_ctx: 8192                a header names it: it is about another engine, or changes the style alone
@@ -41,6 +41,7 @@ def _thinking(wanted: Any) -> _Fields:
 
 TAKEN: Mapping[str, Callable[[Any], _Fields]] = {
     "repeat_penalty": _as("repetition_penalty"),
+    "random_seed": _as("seed"),
     "n_predict": _as("max_tokens"),
     "num_predict": _as("max_tokens"),
     "json_schema": _as("guided_json"),
@@ -60,7 +61,7 @@ LEFT_OUT = frozenset(
         *("use_mmap", "use_mlock", "low_vram", "f16_kv", "numa", "keep_alive", "ttl"),
         # caches and reports
         *("cache_prompt", "id_slot", "slot_id", "timings_per_token", "return_progress", "reasoning_format"),
-        *("n_indent", "t_max_prompt_ms", "lora"),
+        *("n_indent", "t_max_prompt_ms", "lora", "safe_prompt"),
         # ways to sample that are not here: the answer is in another style
         *("typical_p", "typ_p", "tfs_z", "mirostat", "mirostat_tau", "mirostat_eta", "repeat_last_n", "samplers"),
         *("penalize_newline", "penalize_nl", "dynatemp_range", "dynatemp_exponent", "xtc_probability", "xtc_threshold"),

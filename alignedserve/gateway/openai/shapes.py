@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from alignedserve.config.prices import Charged
 from alignedserve.core import FinishReason, Logprob, Request
 from alignedserve.gateway.openai.reading import AnswerPiece, cost_of, join_pieces
-from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest, StreamOptions
+from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest, FimRequest, StreamOptions
 from alignedserve.gateway.openai.writing import encoded, encoded_runs
 from alignedserve.text.calls.scanning import CallPart
 from alignedserve.text.text_model import TextModel, TokenBytes
@@ -91,7 +91,8 @@ def make_shape(
 ) -> AnswerShape:
     if isinstance(body, ChatRequest):
         return ChatShape(body, requests, tier, text)
-    return CompletionShape(body, requests, tier, text)
+    kind = FimShape if isinstance(body, FimRequest) else CompletionShape
+    return kind(body, requests, tier, text)
 
 
 class AnswerShape(ABC):
@@ -340,3 +341,19 @@ class CompletionShape(AnswerShape):
         if first and self._echo:
             tokens, logprobs = (*self.requests[number].prompt, *tokens), [None, *piece.prompt_logprobs, *logprobs]
         return self._columns[number].table(tokens, logprobs)
+
+
+class FimShape(CompletionShape):
+    """Makes text completions in the form of chats, as Mistral's clients read them."""
+
+    whole_object, chunk_object = ChatShape.whole_object, ChatShape.chunk_object
+
+    def _whole_choice(self, number: int, piece: AnswerPiece, logprobs: _Table) -> dict[str, Any]:
+        choice = super()._chunk_choice(number, piece, True, logprobs)
+        message = {"role": "assistant", "content": choice.pop("text")}
+        return {**choice, "message": message}
+
+    def _chunk_choice(self, number: int, piece: AnswerPiece, first: bool, logprobs: _Table) -> dict[str, Any]:
+        choice = super()._chunk_choice(number, piece, first, logprobs)
+        delta = {**({"role": "assistant"} if first else {}), "content": choice.pop("text")}
+        return {**choice, "delta": delta}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import from_json
 
 from alignedserve.gateway.openai.errors import UNSUPPORTED
@@ -114,4 +114,5 @@ ToolChoice: TypeAlias = Annotated[
     | Annotated[NamedTool, Tag("named")]
     | Annotated[AllowedTools, Tag("allowed")],
     Discriminator(_kind_of_choice),
+    BeforeValidator(lambda choice: "required" if choice == "any" else choice),  # Mistral's word
 ]

@@ -635,6 +635,12 @@ class CompletionRequest(_AnyRequest):
         return listed_prompts(self.prompt)
 
 
+class FimRequest(CompletionRequest):
+    """A middle of a text, which ends where the model ends it."""
+
+    usual_tokens = None
+
+
 class TokenizeRequest(Ruled):
     """The body of /tokenize: a text, or a conversation that is rendered as a prompt."""
 

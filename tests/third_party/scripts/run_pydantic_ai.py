@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from forms import Loose, Number, at_once, weather
 from pydantic_ai import Agent, NativeOutput, PromptedOutput, RunContext, Tool, ToolOutput
+from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.tools import ToolDefinition
@@ -47,13 +48,15 @@ async def tool() -> dict[str, Any]:
     async def until_asked(_: RunContext[None], offered: ToolDefinition) -> ToolDefinition | None:
         return None if asked else offered
 
-    # a typed output demands a call of a tool, so the model calls this one, once, or the one of its output
-    for seed in range(20):
-        tooled = agent(tools=[Tool(weather_of, prepare=until_asked)], output_type=ToolOutput(Number))
-        run = await tooled.run(question, model_settings={"temperature": 1.5, "seed": seed, "max_tokens": 256})
-        if asked:
-            return {"asked": asked[:1], "answer": run.output.model_dump(), "turns": len(run.all_messages())}
-    raise AssertionError("the tool was never called")
+    class Demanding(AbstractCapability[None]):
+        """Demands a call of the tool first; a typed output then demands one of its own."""
+
+        def get_model_settings(self) -> Any:
+            return lambda _: {} if asked else {"tool_choice": "required"}
+
+    tooled = agent(tools=[Tool(weather_of, prepare=until_asked)], output_type=ToolOutput(Number))
+    run = await tooled.run(question, capabilities=[Demanding()])
+    return {"asked": asked[:1], "answer": run.output.model_dump(), "turns": len(run.all_messages())}
 
 
 @report.tries("a tool with auto")
