@@ -40,7 +40,7 @@ def served() -> Iterator[tuple[Any, list[Answer]]]:
 
         do_POST = do_GET
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: Any) -> None:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:

@@ -108,8 +108,9 @@ class Forgetful:
 
     async def call(self, method: str, path: str, told: object = None, **_: object) -> Seen:
         self.asked.append(f"{method} {path}")
-        ended = {"thing": "id", "state": "completed" if method == "GET" else "validating", "output": "out"}
-        is_gone = self.asked.count(f"{method} {path}") == 1 and method == "GET"
+        is_read = method == "GET"
+        ended: dict[str, object] = {"thing": "id", "state": "completed" if is_read else "validating", "output": "out"}
+        is_gone = self.asked.count(f"{method} {path}") == 1 and is_read
         return Seen(404, end={"code": "404"}) if is_gone else Seen(200, end=ended)
 
 
