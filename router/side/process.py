@@ -10,6 +10,7 @@ The process ends when its input ends; before that it saves what it has learnt.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import sys
 import threading
@@ -80,8 +81,11 @@ def serve(service: Service, arrived: queue.SimpleQueue[PredictorOrder | None], o
         orders, is_over = _drain(arrived.get(), arrived)
         answers = b"".join(map(answer, service.perform(orders)))
         if answers:
-            output.write(answers)
-            output.flush()
+            try:
+                output.write(answers)
+                output.flush()
+            except BrokenPipeError:  # the router was killed: what was learnt is saved all the same
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
         if is_over:
             return service.save()
 

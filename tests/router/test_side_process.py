@@ -6,6 +6,8 @@ import io
 import os
 import queue
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -76,6 +78,20 @@ def test_predictions_that_have_come_together_are_made_together() -> None:
     said = served(service, asked(1), asked(2), asked(3), PAST[0], asked(4))
     assert [answer[0] for answer in said] == ["r1", "r2", "r3", "r4"]
     assert encoder.sizes == [3, 1, 1]
+
+
+def test_what_was_learnt_is_saved_where_the_router_was_killed_and_nothing_is_said(tmp_path: Path) -> None:
+    saved, (reads, writes) = tmp_path / "learnt", os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "alignedserve.router.side.process", str(saved)]
+    later = Learn(sketch_of([600, 601]), 2, 7)
+    orders = b"".join(map(write, [*ORDERS_OF_PAST, asked(1), later]))
+    done = subprocess.run(command, input=orders, stdout=writes, stderr=subprocess.PIPE, timeout=PATIENCE_S)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (0, b"")
+    model = LengthModel(HashEncoder())
+    model.load(saved)
+    assert len(model.past) == len(PAST) + 1
 
 
 def test_what_is_not_known_is_not_answered() -> None:
