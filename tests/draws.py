@@ -1,11 +1,12 @@
-"""New draws, by a budget of time: seeds of the fuzzer and examples of hypothesis that no run has tried before.
+"""New draws, by a budget of time: seeds of the fuzzer, requests to the gateway, and examples of hypothesis that no run
+has tried before.
 
     python -m tests.draws [--seconds 60] [--seed N]
 
-`make test` tries the same cases each time, so that a difference comes from a change. Here half of the time goes to fuzz
-seeds and half to property tests in an order drawn again. All follows from the seed in the first line, which CI takes
-from the tree that it runs: a tree that passed here passes there. What fails is printed with the command that runs it
-again. A seed that failed becomes a named test: tests/lab/test_fuzz.py.
+`make test` tries the same cases each time, so that a difference comes from a change. Here two fifths of the time go to
+fuzz seeds, a fifth to requests, and the rest to property tests in an order drawn again. All follows from the seed in
+the first line, which CI takes from the tree that it runs: a tree that passed here passes there. What fails is printed
+with the command that runs it again. A seed that failed becomes a named test: tests/lab/test_fuzz.py.
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ import argparse
 import os
 import secrets
 import sys
+import tempfile
 import time
+from pathlib import Path
 from random import Random
 
 import pytest
 
+from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.lab.fuzzing.fuzz import attempt
 from alignedserve.lab.fuzzing.scenario_drawing import draw_scenario
+from alignedserve.text.text_model import TextModel
+from tests.gateway.mutated import run
 from tests.near import Deadline
 from tests.times import ROOT
 
@@ -31,6 +37,7 @@ FOLDERS = (
 )
 SEEDS = 10**12  # far more than were ever tried
 MOST_SEEDS = 60  # a fast machine tries no more than a slow one, so that the same seed says the same on both
+MOST_REQUESTS = 20_000  # likewise
 AT_A_TIME = 5
 
 
@@ -46,6 +53,14 @@ def new_fuzz_seeds(start: int, until: float) -> list[int]:
             print(f"seed {seed} fails: {failure}\n    again: alignedserve fuzz --seed {seed}", flush=True)
     print(f"fuzz: {num_tried} new seeds from {start}, {len(failed)} failed", flush=True)
     return failed
+
+
+def new_requests(seed: int, until: float) -> bool:
+    """Send requests that a grammar draws until the time is over; return whether the gateway has answered all well."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = run(TextModel.load(DEMO_FOLDER), Path(folder), seed, MOST_REQUESTS, until)
+    print(f"requests: {told}" + (f"\n    again: python -m tests.gateway.mutated --seed {seed}" if told.faults else ""))
+    return not told.faults
 
 
 def property_tests(seed: int) -> list[str]:
@@ -79,8 +94,9 @@ def main() -> int:
     seed = secrets.randbelow(SEEDS) if given.seed is None else given.seed
     print(f"python -m tests.draws --seed {seed}", flush=True)
     began = time.monotonic()
-    failed = new_fuzz_seeds(seed, began + given.seconds / 2)
-    return int(not new_examples(seed, began + given.seconds) or bool(failed))
+    failed = new_fuzz_seeds(seed, began + given.seconds * 0.4)
+    is_well = new_requests(seed, began + given.seconds * 0.6)
+    return int(not new_examples(seed, began + given.seconds) or bool(failed) or not is_well)
 
 
 if __name__ == "__main__":

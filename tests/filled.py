@@ -27,7 +27,7 @@ _SYNTAX: dict[str, str] = {  # what a text is around what makes it long
     **dict.fromkeys(("grammar", "guided_grammar"), 'start: "{}"'),
     "arguments": '{{"a": "{}"}}',
 }
-_USUAL: dict[str, Any] = {  # values that rules ask for, and no schema tells
+USUAL: dict[str, Any] = {  # values that rules ask for, and no schema tells
     **dict.fromkeys(("grammar", "guided_grammar"), 'start: "a"'),
     "model": "demo",
     "content": "Hi",
@@ -35,9 +35,10 @@ _USUAL: dict[str, Any] = {  # values that rules ask for, and no schema tells
     "type": "function",
     "arguments": "{}",
     "logit_bias": {"7": 1.0},
+    "completion_window": "24h",
 }
 _TOOL = {"type": "function", "function": {"name": "a"}}
-_WITH: dict[str, dict[str, Any]] = {  # a field -> what must stand beside it
+WITH: dict[str, dict[str, Any]] = {  # a field -> what must stand beside it
     **{name: {"role": "assistant"} for name in ("tool_calls", "reasoning", "reasoning_content", "refusal")},
     "tool_call_id": {"role": "tool"},
     "json_schema": {"type": "json_schema"},
@@ -109,8 +110,8 @@ class Walk:
         match self._resolve(schema):
             case {"const": value} | {"enum": [value, *_]}:
                 return value
-            case _ if field in _USUAL:
-                return _USUAL[field]
+            case _ if field in USUAL:
+                return USUAL[field]
             case {"anyOf": [option, *_]} | {"oneOf": [option, *_]}:
                 return self._minimal(option, field)
             case {"type": "object", **more}:
@@ -170,7 +171,7 @@ class Walk:
         least, others = self._minimal(schema), more.get("additionalProperties", False)
         properties = more.get("properties", {})
         for one, described in properties.items():
-            beside = {**least, **{name: value for name, value in _WITH.get(one, {}).items() if name in properties}}
+            beside = {**least, **{name: value for name, value in WITH.get(one, {}).items() if name in properties}}
             for place, make in self._filled(described, f"{name}.{one}" if name else one, within):
                 yield place, lambda size, make=make, one=one, beside=beside: {**beside, one: make(size)}
         if self._of_numbers:

@@ -29,6 +29,7 @@ static struct {
   int64_t tear;              // of 1,000 bytes of the next write, those that its process writes before it is killed, or 0
   int64_t victim;            // the process whose next write that is, or 0: of any process
   volatile int64_t torn_by;  // the last process that was killed so
+  volatile int64_t error;    // with which each change fails, such as EIO, or 0
 } * header;
 static const char *folder, *log_path;
 static int notes;  // open during a turn: a process that was forked may close what it has inherited
@@ -106,13 +107,22 @@ static ino_t place(int dir, const char* path, const char** name) {
   return in;
 }
 
+// Whether a change of what is on the disk fails; it has set errno then.
+static int fails(int on_disk) {
+  if (!on_disk || !header->error) return 0;
+  errno = header->error;
+  return 1;
+}
+
 // --- Names
 
 static int open_noted(int dir, const char* path, int flags, mode_t mode) {
   const char* name;
-  ino_t in = flags & (O_CREAT | O_TRUNC) ? place(dir, path, &name) : 0;
+  int changes = flags & (O_CREAT | O_TRUNC) || (header && header->error == EROFS && flags & O_ACCMODE);
+  ino_t in = changes ? place(dir, path, &name) : 0;
   if (!in) return syscall(SYS_openat, dir, path, flags, mode);
   struct stat found;
+  if (fails(header->error == EROFS || fstatat(dir, path, &found, 0))) return -1;  // EIO: what is there can be opened
   begin_turn();
   int is_new = fstatat(dir, path, &found, 0);
   int fd = syscall(SYS_openat, dir, path, flags, mode);
@@ -142,6 +152,7 @@ int mkdir(const char* path, mode_t mode) {
   struct stat made;
   ino_t in = place(AT_FDCWD, path, &name);
   if (!in) return syscall(SYS_mkdirat, AT_FDCWD, path, mode);
+  if (fails(1)) return -1;
   begin_turn();
   int failed = syscall(SYS_mkdirat, AT_FDCWD, path, mode);
   if (!failed && !stat(path, &made)) note('m', made.st_ino, in, 0, name, strlen(name));
@@ -153,6 +164,7 @@ static int remove_noted(int dir, const char* path, int flags) {
   const char* name;
   ino_t in = place(dir, path, &name);
   if (!in) return syscall(SYS_unlinkat, dir, path, flags);
+  if (fails(1)) return -1;
   begin_turn();
   int failed = syscall(SYS_unlinkat, dir, path, flags);
   if (!failed) note('u', 0, in, 0, name, strlen(name));
@@ -169,6 +181,7 @@ int rename(const char* from, const char* to) {
   char both[2 * NAME_MAX + 2];
   ino_t left = place(AT_FDCWD, from, &old), entered = place(AT_FDCWD, to, &new);
   if (!left && !entered) return syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
+  if (fails(1)) return -1;
   begin_turn();
   int failed = syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
   if (!failed) note('r', 0, left, entered, both, snprintf(both, sizeof both, "%s/%s", old, new));
@@ -181,6 +194,7 @@ int rename(const char* from, const char* to) {
 static ssize_t write_noted(int fd, const void* data, size_t size, off_t at) {
   struct stat found;
   int noted = is_on_disk(fd, &found), tears = 0;
+  if (fails(noted)) return -1;
   if (noted) begin_turn();
   if (noted && size > 1 && header->tear && (!header->victim || header->victim == getpid())) {
     size = 1 + (size - 2) * header->tear / 1000, tears = 1;
@@ -201,6 +215,7 @@ ssize_t pwrite64(int fd, const void* data, size_t size, off64_t at) { return wri
 static int truncate_noted(int fd, off_t size) {
   struct stat found;
   int noted = is_on_disk(fd, &found);
+  if (fails(noted)) return -1;
   if (noted) begin_turn();
   int failed = syscall(SYS_ftruncate, fd, size);
   if (!noted) return failed;
@@ -217,6 +232,7 @@ static int sync_noted(int fd, long call) {
   if (!is_on_disk(fd, &found)) return syscall(call, fd);
   struct timespec wait = {header->sync_ns / 1000000000, header->sync_ns % 1000000000};
   nanosleep(&wait, NULL);
+  if (fails(1)) return -1;
   begin_turn();
   note('s', found.st_ino, 0, 0, NULL, 0);
   end_turn();

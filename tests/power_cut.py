@@ -26,8 +26,8 @@ from typing import TypeAlias
 import pytest
 
 _SOURCE = Path(__file__).with_suffix(".c")
-_HEADER = struct.Struct("=5q4056x")  # as in power_cut.c
-_SYNC, _TEAR, _VICTIM, _TORN_BY = 8, 16, 24, 32  # where its fields are
+_HEADER = struct.Struct("=6q4048x")  # as in power_cut.c
+_SYNC, _TEAR, _VICTIM, _TORN_BY, _ERROR = 8, 16, 24, 32, 40  # where its fields are
 _NOTE = struct.Struct("=5q")  # kind, file, folder, place, bytes that follow
 _SHARES = (0.0, 0.5, 1.0)  # of the writes that were not synced, those that a disk keeps
 
@@ -187,7 +187,7 @@ class Power:
         """The folder is there, and what it has is synced. What this needs goes to `beside`, which is made."""
         beside.mkdir()
         self.folder, self._notes = folder.resolve(), beside / "notes"
-        self._notes.write_bytes(_HEADER.pack(_HEADER.size, 0, 0, 0, 0))
+        self._notes.write_bytes(_HEADER.pack(_HEADER.size, *[0] * 5))
         self._disk = Disk(self.folder)
         self.environment: Mapping[str, str] = {
             "LD_PRELOAD": str(_library()),
@@ -198,6 +198,15 @@ class Power:
     def slow_down(self, sync_s: float) -> None:
         """Let each sync of a file take this many seconds from now on."""
         self._tell(_SYNC, int(sync_s * 1e9))
+
+    @contextmanager
+    def failing(self, error: int) -> Iterator[None]:
+        """Let each change fail with this `errno` during the block: EIO, or EROFS as where the disk turns read-only."""
+        self._tell(_ERROR, error)
+        try:
+            yield
+        finally:
+            self._tell(_ERROR, 0)
 
     def tear(self, share: float, victim: int = 0) -> None:
         """Kill this process, or the one that writes next, once it has written this share of the bytes of a write."""

@@ -65,6 +65,17 @@ class RedisServer:
         self._process.kill()
         self._process.wait()
 
+    def forget(self) -> None:
+        """Have it forget all that it has."""
+        with redis.Redis(unix_socket_path=str(self._folder / "socket")) as client:
+            client.flushall()
+
+    def cut_log(self, num_bytes: int) -> None:
+        """Cut the end of the log of a server that was killed, as a disk does that did not keep what was synced."""
+        logs = [path for path in self._folder.rglob("*.aof") if ".incr." in path.name or "." not in path.stem]
+        log = max(logs, key=lambda path: path.stat().st_mtime_ns)
+        os.truncate(log, max(0, log.stat().st_size - num_bytes))
+
 
 class Servers:
     """A master, two replicas and others, each at a port. They choose another master within about five seconds."""

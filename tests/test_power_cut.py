@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sqlite3
@@ -126,3 +127,41 @@ def test_a_process_may_be_killed_in_the_middle_of_a_write(power: Power) -> None:
     assert disk.read("old") == b"12345"
     run(power, code)
     assert (power.folder / "old").read_bytes() == b"123456789x", "one process is killed"
+
+
+_CHANGES = """
+import errno, os
+handle = os.open("old", os.O_RDONLY)
+ways = {
+    "write": lambda: os.write(os.open("old", os.O_WRONLY), b"x"),
+    "make": lambda: open("new", "w").close(),
+    "folder": lambda: os.mkdir("folder"),
+    "rename": lambda: os.rename("old", "older"),
+    "remove": lambda: os.unlink("old"),
+    "sync": lambda: os.fsync(handle),
+}
+for name, way in ways.items():
+    try:
+        way()
+        print(name)
+    except OSError as error:
+        print(name, errno.errorcode[error.errno])
+print(*sorted(os.listdir()))
+"""
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EROFS])
+def test_a_disk_with_errors_changes_nothing_and_can_be_read(power: Power, error: int) -> None:
+    env, command = {**os.environ, **power.environment}, [sys.executable, "-S", "-c", _CHANGES]
+
+    def said() -> list[str]:
+        done = subprocess.run(command, cwd=power.folder, env=env, check=True, capture_output=True, text=True)
+        return done.stdout.splitlines()
+
+    with power.failing(error):
+        *failed, there = said()
+    assert failed == [
+        f"{way} {errno.errorcode[error]}" for way in ("write", "make", "folder", "rename", "remove", "sync")
+    ]
+    assert (there, (power.folder / "old").read_bytes()) == ("old", b"old")
+    assert said()[:3] == ["write", "make", "folder"], "it is in order again"

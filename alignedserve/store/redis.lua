@@ -109,6 +109,7 @@ end
 function operations.add_results()
   local fence, job, new = ARGV[1], ARGV[2], 0
   if fenced(fence) then return 'fenced' end
+  if not redis.call('ZSCORE', p..':open', job) then return '0' end  -- Redis has forgotten it: nobody would remove them
   for at = 3, num_args, 11 do
     if redis.call('HSETNX', p..':results:'..job, ARGV[at], ARGV[at + 1]) == 1 then
       new = new + 1

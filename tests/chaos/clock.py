@@ -6,6 +6,7 @@ is compiled here and preloaded, and adds what a shared file says. Monotonic cloc
 
 from __future__ import annotations
 
+import asyncio
 import os
 import struct
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ class WallClock:
 
     def __init__(self, folder: Path) -> None:
         library, self._file = preloadable(_SOURCE, folder, "clocks do not step"), folder / "clock"
-        self.offset_s = 0
+        self.offset_s, self.turn = 0, asyncio.Lock()
         self._file.write_bytes(_OFFSET.pack(0))
         self.environment: Mapping[str, str] = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(self._file)}
 

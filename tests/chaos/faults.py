@@ -8,18 +8,22 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
 from typing import Protocol
 
+import httpx
+
+from alignedserve.gateway.access.keys import hash_key
 from tests.chaos.clock import WallClock
+from tests.chaos.memory_group import MemoryGroup
 from tests.chaos.networks import OneWayRoad, Wire
 from tests.chaos.no_fork import ProcessRoom
 from tests.chaos.parts import ROLES, Parts, role_of
 from tests.cluster.conftest import Nodes, Resources
-from tests.end_to_end.deployment import Deployment, held
+from tests.end_to_end.deployment import NAME, Deployment, held
 from tests.planted import WAYS, Hangs
 from tests.power_cut import Power
 from tests.redis_server import RedisServer
@@ -28,12 +32,18 @@ from tests.small_disk import SmallDisk
 KINDS = (
     *("kills", "freezes", "full disks", "slow disks", "full shm", "clock steps", "redis kills", "nodes lost", "cuts"),
     *("launcher kills", "hangs", "torn writes", "no forks", "hung Ray", "one-way cuts", "pauses", "starved", "weights"),
-    *("slow redis", "orders"),
+    *("slow redis", "orders", "flipped pages", "bad wires", "lossy wires", "disk errors", "redis forgets"),
+    *("memory limits", "new keys", "midnights"),
 )
 FROZEN_S = (0.2, 8.0)  # shorter and longer than the silence after which a process counts as dead (3 s)
 PAUSED_S = (5.0, 40.0)  # a machine that is moved to another host
 QUOTA, QUOTA_S = (0.01, 0.1), (2.0, 10.0)  # seconds of a processor in a period, and how long
 REPLACED_S = (1.0, 6.0)
+MORE_BYTES, LIMITED_S = (1 << 16, 1 << 18, 1 << 22), (2.0, 10.0)
+KNOWN_S = 120.0  # for a change of the keys file or of the day to count, whatever is away meanwhile
+DAILY_KEY, MOST_DAILY = "as-chaos-daily", 100  # answers of a day: ten times its budget
+SECONDS_OF_DAY = 86_400
+SMALL = {"model": NAME, "prompt": "Hi", "max_tokens": 8, "temperature": 0}
 ORDER_S = 60.0  # for an order to be carried out
 FULL_S = (0.5, 4.0)
 STEPS_S = (-36_000, -600, -1, 1, 600, 36_000)
@@ -155,6 +165,27 @@ class Starve:
         return part
 
 
+class LimitMemory:
+    """Let a part take hardly more memory than it has for a while, as a container's limit does: it may be killed."""
+
+    kind, weight = "memory limits", 1.0
+
+    def __init__(self, group: MemoryGroup, parts: Parts) -> None:
+        self._group, self._parts = group, parts
+
+    async def strike(self, draw: Random) -> str:
+        chosen = await asyncio.to_thread(self._parts.choose, draw)
+        if chosen is None:
+            return ""
+        (part, pid), until = chosen, time.monotonic() + draw.uniform(*LIMITED_S)
+        with suppress(ProcessLookupError), self._group.holding(pid, more := draw.choice(MORE_BYTES)):
+            while _runs(pid) and time.monotonic() < until:
+                await asyncio.sleep(0.05)
+            self._parts.note(part)
+            return f"{part}, {more >> 10} KB more: {'it lives' if _runs(pid) else 'killed'}"
+        return ""
+
+
 class ReplaceWeights:
     """Put other weights into the model's folder for a while, and kill a worker, which must not come back with them."""
 
@@ -199,6 +230,74 @@ class Order:
             process.terminate()
             ended = await process.wait()
         return f"{' '.join(words)}, with {ended}"
+
+
+class ChangeKeys:
+    """Add a key to the keys file, which has to count soon, and take it out again. All others count all the time."""
+
+    kind, weight = "new keys", 1.0
+
+    def __init__(self, keys: Path, deployment: Deployment) -> None:
+        self._keys, self._deployment, self._whole = keys, deployment, keys.read_text(encoding="utf-8")
+
+    async def strike(self, draw: Random) -> str:
+        key = f"as-chaos-{draw.getrandbits(64)}"
+        self._replace(f"{self._whole}  - name: new\n    hash: {hash_key(key)}\n")
+        try:
+            taken_s = await self._until(key, 200)
+        finally:
+            self._replace(self._whole)
+        return f"one counts after {taken_s:.1f} s, and no more after {await self._until(key, 401):.1f} s"
+
+    def _replace(self, text: str) -> None:
+        new = self._keys.with_suffix(".new")
+        new.write_text(text, encoding="utf-8")
+        new.replace(self._keys)
+
+    async def _until(self, key: str, status: int) -> float:
+        """Wait until a key is answered so; return how long that took."""
+        began = time.monotonic()
+        while await asyncio.to_thread(_status_of, self._deployment.url, key) != status:
+            assert time.monotonic() - began < KNOWN_S, f"a key of the keys file is not answered with {status} in time"
+            await asyncio.sleep(0.2)
+        return time.monotonic() - began
+
+
+def _status_of(url: str, key: str, body: Mapping[str, object] | None = None) -> int:
+    """Return the status of a question with a key, or 0 where nobody answers."""
+    path, headers = "/v1/models" if body is None else "/v1/completions", {"Authorization": f"Bearer {key}"}
+    try:
+        with httpx.Client(trust_env=False, timeout=ORDER_S) as client:
+            return client.request("GET" if body is None else "POST", url + path, headers=headers, json=body).status_code
+    except httpx.TransportError:
+        return 0
+
+
+class Midnight:
+    """Use up the budget of a day, and let it be midnight, where everybody serves: the key has a new budget."""
+
+    kind, weight = "midnights", 0.5
+
+    def __init__(self, clock: WallClock, deployment: Deployment) -> None:
+        self._clock, self._deployment = clock, deployment
+
+    async def strike(self, draw: Random) -> str:
+        async with self._clock.turn:  # else another step leads back to a day without a budget
+            num_asked = await self._until(429)
+            self._clock.step(SECONDS_OF_DAY - int(time.time() + self._clock.offset_s) % SECONDS_OF_DAY - 1)
+            await asyncio.sleep(draw.uniform(1.0, 3.0))
+            await self._until(200)
+        return f"after {num_asked} answers of the day"
+
+    async def _until(self, status: int) -> int:
+        """Ask until the answer is this one; return how many others had tokens."""
+        until, num_served = time.monotonic() + KNOWN_S, 0
+        while (told := await asyncio.to_thread(_status_of, self._deployment.url, DAILY_KEY, SMALL)) != status:
+            num_served += told == 200
+            assert num_served < MOST_DAILY, f"a key with a budget has had {num_served} answers, and gets more"
+            assert time.monotonic() < until, f"a key is not answered with {status} in time, but with {told}"
+            await asyncio.sleep(0.1)
+        return num_served
 
 
 class Hang:
@@ -390,7 +489,8 @@ class StepClock:
         self._clock = clock
 
     async def strike(self, draw: Random) -> str:
-        self._clock.step(by_s := draw.choice(STEPS_S))
+        async with self._clock.turn:
+            self._clock.step(by_s := draw.choice(STEPS_S))
         return f"{by_s} s"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from random import Random
 
 from tests.chaos.recording import Client, Question, Seen, sha256
@@ -82,24 +83,29 @@ async def upload(client: Client, content: bytes, questions: Sequence[Question] =
 
 
 async def run_batch(client: Client, questions: Sequence[Question]) -> None:
-    """Submit a batch of these questions, look at it until it has ended, and read its files, whatever parts are away."""
-
-    async def until_good(call: Callable[[], Awaitable[Seen]]) -> Seen:
-        while not (seen := await call()).is_good:
-            await asyncio.sleep(_APART_S)
-        return seen
-
+    """Submit a batch of these questions, look at it until it has ended, and read its files, whatever parts are away.
+    Where a store has forgotten it, submit it again: the oracle knows whether it may have."""
     content = "\n".join(_line(number, question) for number, question in enumerate(questions)).encode()
-    file = await until_good(lambda: upload(client, content, questions))
-    body = {"input_file_id": file.end["thing"], "endpoint": questions[0].path, "completion_window": "7d"}
-    told = {"input": file.end["thing"]}
-    batch = await until_good(lambda: client.call("POST", "/v1/batches", told, json=body))
-    path = f"/v1/batches/{batch.end['thing']}"
-    while batch.end["state"] in ("validating", "in_progress", "finalizing"):
+    while True:
+        file = await _until_good(partial(upload, client, content, questions))
+        body = {"input_file_id": file.end["thing"], "endpoint": questions[0].path, "completion_window": "7d"}
+        submit = partial(client.call, "POST", "/v1/batches", {"input": file.end["thing"]}, json=body)
+        batch = await _until_good(submit)
+        while batch.end.get("state") in ("validating", "in_progress", "finalizing"):
+            await asyncio.sleep(_APART_S)
+            path = f"/v1/batches/{batch.end['thing']}"
+            batch = await _until_good(partial(client.call, "GET", path))
+        files = [batch.end[name] for name in ("output", "errors") if name in batch.end]
+        reads = [await _until_good(partial(client.call, "GET", f"/v1/files/{id}/content")) for id in files]
+        if batch.is_good and all(read.is_good for read in reads):
+            return
+
+
+async def _until_good(call: Callable[[], Awaitable[Seen]]) -> Seen:
+    """Call until the answer is good, or says that there is no such thing."""
+    while not (seen := await call()).is_good and seen.status != 404:
         await asyncio.sleep(_APART_S)
-        batch = await until_good(lambda: client.call("GET", path))
-    for id in (batch.end[name] for name in ("output", "errors") if name in batch.end):
-        await until_good(lambda id=id: client.call("GET", f"/v1/files/{id}/content"))
+    return seen
 
 
 def _line(number: int, question: Question) -> str:

@@ -39,6 +39,7 @@ AROUND_S = 5.0  # between a fault and the note of it, at most
 BACK_S = 60.0  # after a fault, clients may find no gateway or be refused for so long, and all of them at once too
 REFUSED_SHARE = 0.5  # of a history, in which all may be refused
 BLAMED = {"request_ends_workers": ("prefill", "decode"), "job_runner_died": ("jobs",)}  # code -> the parts that ended
+FORGETS = "redis forgets"  # a hurt: what was acknowledged before may be gone, and what was deleted be there again
 BLAMING_HURTS = 3  # of such parts while a request ran, before it is blamed
 STATES, ENDED = {"validating": 0, "in_progress": 1, "finalizing": 2, "cancelling": 2}, 3  # of batches
 
@@ -207,6 +208,10 @@ class History:
         found = (hurt["part"] for hurt, _ in self.marks["hurt"] if since <= hurt["at"] <= until)
         return sum(not parts or part.startswith(tuple(parts)) for part in found)
 
+    def forgot(self, since: float, until: float) -> bool:
+        """Return whether the store may have forgotten in this time what was acknowledged before it, or just then."""
+        return any(hurt["part"] == FORGETS and since <= hurt["at"] <= until for hurt, _ in self.marks["hurt"])
+
 
 def _event(line: str) -> Event | None:
     """Return the event of a line, or None where it is none: each field that a rule reads has its type."""
@@ -300,7 +305,8 @@ def _errors(history: History) -> Iterator[Anomaly]:
             yield Anomaly("malformed error", said, call.lines)
         if is_refusal and not call.head.get("retry_after"):
             yield Anomaly("no Retry-After", said, call.lines)
-        is_excused = status == 404 and call.asked["method"] != "POST"  # _kept judges it
+        is_read = call.asked["method"] != "POST"  # _kept judges what is not there
+        is_excused = status == 404 and (is_read or history.forgot(0.0, call.ended_at))
         if code in BLAMED:
             is_excused = history.hurts(BLAMED[code], call.at, call.ended_at) >= BLAMING_HURTS
         elif is_refusal or status == 507:
@@ -334,8 +340,10 @@ def _kept(history: History) -> Iterator[Anomaly]:
     hashes = {id: call.asked.get("sha256") or call.end.get("sha256") for id, call in made.items()}
     deletes = [call for call in history.calls if call.asked["method"] == "DELETE"]
     for call in (call for call in history.calls if call.asked["method"] in ("GET", "DELETE")):
-        gone = {each.id: each for each in deletes if each.is_good and each.ended_at <= call.at}
+        ended = [each for each in deletes if each.is_good and each.ended_at <= call.at]
+        gone = {each.id: each for each in ended if not history.forgot(each.at, call.ended_at)}
         there = {id for id, each in made.items() if each.ended_at <= call.at and each.key == call.key}
+        there = {id for id in there if not history.forgot(made[id].at, call.ended_at)}
         there -= {each.id for each in deletes if each.at <= call.ended_at and each is not call}
         listed, files = call.end.get("things"), {id for id in there if made[id].route == "POST files"}
         lost = {call.id} & there if call.status == 404 else set() if listed is None else files - set(listed)
@@ -355,13 +363,15 @@ def _jobs(history: History) -> Iterator[Anomaly]:
         for before, poll in pairwise(batch.polls):
             (was, counted), (now, counts) = ((each.end["state"], each.end["counts"]) for each in (before, poll))
             is_other = STATES.get(now, ENDED) < STATES.get(was, ENDED) or (was not in STATES and now != was)
-            if before.ended_at <= poll.at and (is_other or any(map(int.__gt__, counted, counts))):
+            is_back = is_other or any(map(int.__gt__, counted, counts))
+            if before.ended_at <= poll.at and is_back and not history.forgot(before.at, poll.ended_at):
                 said = f"from {was} {counted} to {now} {counts}"
                 yield Anomaly("batch went back", said, [*before.lines, *poll.lines])
         made, last = batch.made, batch.polls[-1]
         state, lines = last.end["state"], [*made.lines, *last.lines]
         is_late = last.at - max(hurt_at, made.at) > BATCH_S
-        if state != "completed" and (is_late or state not in STATES):
+        is_gone = history.forgot(made.at, history.ended_at)
+        if state != "completed" and (is_late or state not in STATES) and not is_gone:
             yield Anomaly("batch not completed", f"{state} {last.end['counts']}", lines)
         if state != "completed" or len(batch.files) < len(last.files):
             continue

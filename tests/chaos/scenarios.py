@@ -18,6 +18,7 @@ from tests.chaos.faults import (
     KINDS,
     QUIET_S,
     STILL_S,
+    ChangeKeys,
     CutWire,
     Fault,
     FillDisk,
@@ -28,7 +29,9 @@ from tests.chaos.faults import (
     Kill,
     KillLauncher,
     KillRedis,
+    LimitMemory,
     LoseNode,
+    Midnight,
     NoFork,
     OneWay,
     Order,
@@ -40,10 +43,13 @@ from tests.chaos.faults import (
     StepClock,
     TornWrite,
 )
+from tests.chaos.losses import BadWires, DiskErrors, FlipPages, ForgetRedis, LossyWire
+from tests.chaos.memory_group import MemoryGroup
 from tests.chaos.networks import machines
 from tests.chaos.no_fork import ProcessRoom
 from tests.chaos.parts import Parts
 from tests.chaos.recording import KEYS
+from tests.chaos.wires import Wires
 from tests.cluster.conftest import clustered
 from tests.end_to_end.deployment import MODEL, Deployment, deployed, free_port
 from tests.planted import Hangs
@@ -56,7 +62,8 @@ _DIRECT = ("--transport", "collective")
 _RANKS = ("--tensor-parallel-size", "2")
 _POOL = ("--pool-memory-mb", "64")  # fits the disk below
 _DISK, _SHARED_MEMORY = "16m", "100m"
-_USUAL = (*_POOL, "--set", "engine.tune_s=0", "--keys-file", str(KEYS))  # each worker would tune for seconds
+_USUAL = (*_POOL, "--set", "engine.tune_s=0")  # each worker would tune for seconds
+_KEYS = ("--keys-file", str(KEYS))
 
 
 @dataclass
@@ -112,6 +119,15 @@ class _Means:
     def clock(self) -> WallClock | None:
         return self._try(lambda: WallClock(self.folder))
 
+    def wires(self) -> Wires | None:
+        return self._try(lambda: Wires(self.folder))
+
+    def memory_group(self) -> MemoryGroup | None:
+        group = self._try(MemoryGroup)
+        if group is not None:
+            self._stack.callback(group.close)
+        return group
+
     def room(self) -> ProcessRoom | None:
         return self._try(lambda: ProcessRoom(self.folder))
 
@@ -133,18 +149,20 @@ def _on_processes(scenario: Scenario, stack: ExitStack) -> Stage:
     redis = means.redis() if scenario.redis else None
     disk = None if scenario.redis else means.disk("disk", _DISK)
     power = None if disk is None or scenario.hangs else means.power(disk)
-    room = None if scenario.hangs else means.room()
+    room, wires = (None, None) if scenario.hangs else (means.room(), means.wires())
+    group = None if scenario.hangs else means.memory_group()
     memory = None if "colocated" in scenario.topology else means.disk("memory", _SHARED_MEMORY)
     store = ("--jobs-store", redis.url) if redis is not None else ()
-    model = Path(shutil.copytree(MODEL, means.folder / "model"))
+    model, keys = Path(shutil.copytree(MODEL, means.folder / "model")), Path(shutil.copy(KEYS, means.folder))
     deployment = stack.enter_context(
         deployed(
-            *(*scenario.flags, *store, *_USUAL, *_watched(scenario), "--port", str(free_port())),
+            *(*scenario.flags, *store, *_USUAL, *_watched(scenario), "--keys-file", str(keys)),
+            *("--port", str(free_port())),
             topology=scenario.topology,
             model=model,
             memory=None if memory is None else memory.folder,
             environment={
-                **_preloading(*(each.environment for each in (clock, power, room) if each is not None)),
+                **_preloading(*(each.environment for each in (clock, power, room, wires) if each is not None)),
                 **({} if disk is None else {"ALIGNEDSERVE_JOBS_DIRECTORY": str(disk.folder / "jobs")}),
             },
             measured=True,
@@ -155,13 +173,16 @@ def _on_processes(scenario: Scenario, stack: ExitStack) -> Stage:
     faults: list[Fault] = [Kill(parts), Freeze(parts) if hangs is None else Hang(parts, hangs)]
     if not scenario.hangs:
         faults += [KillLauncher(deployment), PauseAll(deployment, parts), Starve(parts), Order(deployment)]
-        faults += [ReplaceWeights(model / "model.safetensors", parts)]
-    faults += [] if clock is None else [StepClock(clock)]
+        faults += [ReplaceWeights(model / "model.safetensors", parts), ChangeKeys(keys, deployment)]
+        faults += [] if "colocated" in scenario.topology else [FlipPages(deployment.memory)]
+    faults += [] if clock is None else [StepClock(clock), Midnight(clock, deployment)]
     faults += [] if disk is None else [FillDisk(disk)]
-    faults += [] if power is None else [SlowDisk(power), TornWrite(power, parts)]
+    faults += [] if power is None else [SlowDisk(power), TornWrite(power, parts), DiskErrors(power)]
     faults += [] if room is None else [NoFork(room, parts)]
+    faults += [] if wires is None else [BadWires(wires, parts)]
+    faults += [] if group is None else [LimitMemory(group, parts)]
     faults += [] if memory is None else [FillMemory(memory, parts)]
-    faults += [] if redis is None else [KillRedis(redis), SlowRedis(redis)]
+    faults += [] if redis is None else [KillRedis(redis), SlowRedis(redis), ForgetRedis(redis)]
     return Stage(deployment, parts, faults, means.absent)
 
 
@@ -176,7 +197,7 @@ def _on_ray(scenario: Scenario, stack: ExitStack) -> Stage:
     means = _Means(stack)
     clock = None if scenario.hangs else means.clock()
     environment = {} if clock is None else clock.environment
-    flags = (*scenario.flags, *_USUAL, *_watched(scenario))
+    flags = (*scenario.flags, *_USUAL, *_KEYS, *_watched(scenario))
     deployment = stack.enter_context(
         deployed(*flags, topology=scenario.topology, launcher="ray", environment=environment, measured=True)
     )
@@ -200,7 +221,7 @@ def _on_nodes(scenario: Scenario, stack: ExitStack) -> Stage:
     clock = means.clock()
     stepped = {} if clock is None else clock.environment
     nodes = stack.enter_context(clustered(_PROMPTS, _DECODES, _DECODES, environment=stepped))
-    flags = ("--ray-address", nodes.address, *_SOON, *scenario.flags, *_USUAL)
+    flags = ("--ray-address", nodes.address, *_SOON, *scenario.flags, *_USUAL, *_KEYS)
     deployment = stack.enter_context(
         deployed(*flags, topology=scenario.topology, launcher="ray", environment=nodes.environment, measured=True)
     )
@@ -212,13 +233,14 @@ def _on_nodes(scenario: Scenario, stack: ExitStack) -> Stage:
 
 def _on_machines(scenario: Scenario, stack: ExitStack) -> Stage:
     network = stack.enter_context(machines(_PROMPTS, _DECODES, _DECODES))
-    flags = ("--ray-address", network.address, *_SOON, *scenario.flags, *_USUAL)
+    flags = ("--ray-address", network.address, *_SOON, *scenario.flags, *_USUAL, *_KEYS)
     deployment = stack.enter_context(
         deployed(*flags, topology=scenario.topology, launcher="ray", environment=network.environment, measured=True)
     )
     parts = Parts(lambda: deployment.processes() | network.processes())
     cuts = [CutWire(wire) for wire in network.wires]
-    return Stage(deployment, parts, [Kill(parts), Freeze(parts), HungRay(parts), OneWay(network.roads), *cuts], [])
+    hurts = [Kill(parts), Freeze(parts), HungRay(parts), OneWay(network.roads), LossyWire(network.wires)]
+    return Stage(deployment, parts, [*hurts, *cuts], [])
 
 
 SCENARIOS = [

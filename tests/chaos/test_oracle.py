@@ -325,6 +325,37 @@ def test_an_interrupted_history_is_no_anomaly() -> None:
         assert anomalies(History(written[:length].splitlines())) == []
 
 
+def forgetting(hurt: str) -> Events:
+    """Return the history of a store that is hurt: then a file is gone, another one is there that was deleted, and a
+    batch went back and is gone; a file of later stays."""
+    done: dict[str, Any] = {"how": "done"}
+    story = Story()
+    for id in ("f1", "f2"):
+        story.call("POST", "/v1/files", {**done, "thing": id}, sha256=f"sha-{id}", lines=["q"])
+    story.call("POST", "/v1/batches", {**done, "thing": "b1", "state": "validating", "counts": [0, 0, 0]}, input="f1")
+    story.call("GET", "/v1/batches/b1", {**done, "thing": "b1", "state": "in_progress", "counts": [1, 1, 0]})
+    story.call("DELETE", "/v1/files/f2", {**done, "thing": "f2"})
+    story.tell("hurt", part=hurt)
+    story.call("GET", "/v1/batches/b1", {**done, "thing": "b1", "state": "in_progress", "counts": [1, 0, 0]})
+    story.call("GET", "/v1/batches/b1", {**ERROR, "code": "404"}, status=404)
+    story.call("POST", "/v1/batches", {**ERROR, "code": "404"}, status=404, input="f1")
+    story.call("GET", "/v1/files/f1/content", {**ERROR, "code": "404"}, status=404)
+    story.call("GET", "/v1/files/f2/content", {**done, "sha256": "sha-f2"})
+    story.call("POST", "/v1/files", {**done, "thing": "f3"}, sha256="sha-f3")
+    return story.events
+
+
+def test_what_a_store_has_forgotten_is_excused_and_nothing_of_later() -> None:
+    assert kinds(forgetting("redis forgets")) == set()
+    assert kinds(forgetting("redis kills")) == {"lost", "deleted, and back", "batch went back", "error"}
+    later = Story()
+    later.events = forgetting("redis forgets")
+    later.call("GET", "/v1/files/f3/content", {**ERROR, "code": "404"}, status=404)
+    assert kinds(later.events) == {"lost"}
+    change("end", method="GET", path="/v1/files/f2/content")(sha256="other")(others := forgetting("redis forgets"))
+    assert kinds(others) == {"changed"}
+
+
 def test_no_garbage_kills_it() -> None:
     """Lines are lost, doubled, cut and exchanged, and fields have any value."""
     values = [None, "", "x", -1, 0, 1.5, 1e300, float("nan"), True, [], ["x"], [1], [[]], [1, 2, 3], {}, {"at": 1}]

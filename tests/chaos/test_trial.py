@@ -12,7 +12,7 @@ import pytest
 from tests.chaos.oracle import read
 from tests.chaos.parts import Parts
 from tests.chaos.recording import Recorder
-from tests.chaos.trial import Row, _Trial, longest_pause, num_ended_as_hung
+from tests.chaos.trial import Row, _Trial, longest_pause, num_ended_as_hung, stacks_in
 
 
 @pytest.fixture
@@ -54,6 +54,13 @@ def test_the_longest_pause_is_between_two_pieces(trial: _Trial) -> None:
     trial.recorder.flush()
     (call,) = read(trial.recorder.path).calls
     assert longest_pause(call) == 2.5
+
+
+def test_a_stack_in_the_log_is_a_problem() -> None:
+    stack = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    f()\n    ^^^\n{}: no\n'
+    log = "INFO well\n" + stack.format("ValueError") * 2 + "INFO goes on\n" + stack.format("OSError")
+    assert stacks_in(log) == ["2 stacks in the log: ValueError: no", "1 stacks in the log: OSError: no"]
+    assert stacks_in("INFO a Traceback of nothing\n") == []
 
 
 def test_a_life_that_process_and_launcher_find_hung_is_counted_once() -> None:

@@ -76,6 +76,7 @@ def run(scenario: Scenario, seed: int, seconds: float, logs: Path) -> Row:
             except Exception:
                 row.problems.append(traceback.format_exc(limit=-4)[:1000])
             trial.judge()
+            row.problems += stacks_in(stage.deployment.whole_log()) if scenario.launcher == "processes" else []
             recorder.close()
             story = [*row.problems, *sorted(trial.story), stage.deployment.whole_log()]
             (logs / f"{scenario.name}-{seed}.log").write_text("\n".join(story))
@@ -96,6 +97,12 @@ def longest_pause(call: Call) -> float:
     """Return the longest time between two pieces of an answer."""
     times = [float(piece["at"]) for piece, _ in call.pieces]
     return max([0.0, *(later - earlier for earlier, later in pairwise(times))])
+
+
+def stacks_in(log: str) -> list[str]:
+    """Return a problem for each kind of error whose stack is in the log: no fault from outside is worth a stack."""
+    ends = re.findall(r"^Traceback .*\n(?:[ ].*\n)+(\S.*)", log, re.MULTILINE)
+    return [f"{number} stacks in the log: {error:.200}" for error, number in Counter(ends).items()]
 
 
 def num_ended_as_hung(log: str) -> int:

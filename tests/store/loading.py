@@ -54,6 +54,7 @@ class Load:
         lease = await self._store.lease(RUNNER, 60.0)
         assert lease is not None
         self._lease, store = lease, self._store
+        await store.add_job(job(0))
         writing = asyncio.create_task(self.write())
         await self.go_on(writing, 30)
         yield writing

@@ -21,7 +21,7 @@ from alignedserve.store.storage import check_storage, open_storage
 from alignedserve.store.store import Holder, Store
 from tests.redis_server import RedisServer
 from tests.small_disk import SmallDisk, small_disk
-from tests.store.test_stores import result, stored
+from tests.store.test_stores import job, result, stored
 
 RUNNER = Holder("runner", 1)
 
@@ -140,6 +140,7 @@ def test_redis_on_a_full_disk_has_what_it_acknowledged_and_goes_on(
         store = await RedisStore.open(server.url, "p")
         fence = await store.lease(RUNNER, 1_000)
         assert fence is not None
+        await store.add_job(job(1))
         disk.fill(but=200_000)
         written = await add_until_full(store, fence)
         with pytest.raises(StoreError, match=said):

@@ -264,6 +264,7 @@ def test_a_line_has_one_result_and_counts_once(kind: Kind) -> None:
     async def check(store: Store) -> None:
         fence = await store.lease(RUNNER, 1_000)
         assert fence is not None
+        await store.add_job(job(1))
         assert await store.add_results("batch_1", many, fence) == 250
         again = [replace(result(7), text="another", is_ok=False), result(251)]
         assert await store.add_results("batch_1", again, fence) == 1
@@ -272,7 +273,6 @@ def test_a_line_has_one_result_and_counts_once(kind: Kind) -> None:
         assert await store.counts("batch_1") == LineCounts(168, 83, 2_510, 1_004, 753, 502, 1_757, 1_506, 1_255)
         assert [stored async for stored in store.results("batch_2")] == []
         assert await store.counts("batch_2") == LineCounts()
-        await store.add_job(job(1))
         cancelling = await store.save_job(job(1).move(JobStatus.CANCELLING, 1))
         assert len(await store.done_lines("batch_1")) == 251
         await store.save_job(cancelling.move(JobStatus.CANCELLED, 2), fence)
@@ -328,6 +328,7 @@ def test_two_stores_that_write_at_once_share_it(kind: Kind) -> None:
         second_store = await kind.open()
         fence = await store.lease(RUNNER, 1_000)
         assert fence is not None
+        await store.add_job(job(1))
         lines = [[result(line)] for line in range(1, 41)]
         writes = [(writer, batch) for batch in lines for writer in (store, second_store)]
         new = await asyncio.gather(*(writer.add_results("batch_1", batch, fence) for writer, batch in writes))
@@ -440,6 +441,7 @@ def test_results_of_an_older_schema_count_without_their_reasoning(kind: Kind) ->
         await store.close()
 
     async def check(store: Store) -> None:
+        await store.add_job(job(1))
         assert await store.counts("batch_1") == LineCounts(1, 0, 10, 4, 3, 0)
         fence = await store.lease(RUNNER, 1_000)
         assert fence is not None

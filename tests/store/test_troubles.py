@@ -23,7 +23,28 @@ from alignedserve.store.sqlite_store import SqliteStore
 from alignedserve.store.storage import check_storage, holder_of, open_storage
 from alignedserve.store.store import Holder, ListPage
 from tests.redis_server import RedisServer
-from tests.store.test_stores import ME, ids, response, result, stored
+from tests.store.test_stores import ME, ids, job, response, result, stored
+
+
+def test_results_of_a_batch_that_redis_has_forgotten_leave_nothing_there(tmp_path: Path) -> None:
+    """Else nobody would ever remove them."""
+    server = RedisServer(tmp_path)
+
+    async def check() -> None:
+        store = await RedisStore.open(server.url, "p")
+        await store.add_job(job(1))
+        assert await store.lease(Holder("runner", 1), 60) == 1
+        assert await store.add_results("batch_1", [result(0)], fence=1) == 1
+        server.forget()
+        assert await store.lease(Holder("runner", 1), 60) == 1, "its number begins again"
+        assert await store.add_results("batch_1", [result(1)], fence=1) == 0
+        assert await store.redis.keys("*") == ["{p}:lease"]
+        await store.close()
+
+    try:
+        asyncio.run(check())
+    finally:
+        server.kill()
 
 
 def test_a_redis_that_was_killed_has_what_it_acknowledged(tmp_path: Path) -> None:
@@ -131,6 +152,7 @@ def test_a_redis_without_memory_is_full_and_loses_nothing(tmp_path: Path) -> Non
         store = await RedisStore.open(server.url, "p")
         fence = await store.lease(Holder("runner", 1), 1_000)
         assert fence is not None
+        await store.add_job(job(1))
         written = 0
         with suppress(StoreFull):
             for line in range(1, 10_000):
