@@ -35,7 +35,7 @@ from alignedserve.core import Entry, Request
 from alignedserve.errors import WireError
 from alignedserve.protocol import messages
 
-VERSION = 7
+VERSION = 8
 MOST_NAMED = 32  # attempts: a note of more would charge many for one
 MOST_FRAME_BYTES = 64 << 20  # a prompt of a million tokens takes a twelfth; what is larger is no frame of ours
 
