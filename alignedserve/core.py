@@ -48,7 +48,6 @@ class Rejection(str, Enum):
     QUEUED = "queue_full"
     LATE = "too_late"  # others make the request late
     INFEASIBLE = "infeasible"  # the request would be late by itself
-    POLICY = "policy"  # a custom policy refuses the request
     GIVEN_UP = "given_up"  # a try failed, and another would fail too
     CULPRIT = "culprit"  # ended every worker that ran the request
 

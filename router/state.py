@@ -20,7 +20,6 @@ from types import MappingProxyType
 
 from alignedserve.core import KEEPS_ALL, WORKERS, Estimate, Request, Retention, Role, ServiceClass, Sketch
 from alignedserve.explain.decisions import DecisionRing, Kind
-from alignedserve.policies.kinds import PolicyKind
 from alignedserve.protocol.commands import Command, Send, SetTimer
 from alignedserve.protocol.events import AtWork, Event, LinkGap, Predicted, Received, TimerFired
 from alignedserve.protocol.messages import (
@@ -54,7 +53,7 @@ from alignedserve.router.members import GATHER_HEARTBEATS, Recovery, Roll
 from alignedserve.router.placing.admission import NOTHING_AHEAD, PATIENCE_S, Admission, Queues, WorkAhead, is_infeasible
 from alignedserve.router.placing.line import NO_TURN, TOLD_S, Turn
 from alignedserve.router.placing.placement import Placement
-from alignedserve.router.prediction.length import PredictionOrders, with_length
+from alignedserve.router.prediction.length import PredictionOrders
 from alignedserve.router.sizing import LOOK_S, Sizes, Sizing, demands
 from alignedserve.router.suspects import Suspects
 from alignedserve.scheduling.dues import promise
@@ -102,7 +101,6 @@ class RouterCore:
         self._suspects = Suspects(self._roll, self._open, self._placement, self._retiring)
         self._admission = Admission(limits.policy, limits.most_open, limits.queues, limits.retention, limits.patience_s)
         self._predictions = PredictionOrders(limits.policy)
-        self._predictor_guard = limits.policy.own.guard(PolicyKind.PREDICTOR)  # of a custom policy, if there is one
         self._sizing = Sizing(limits.sizes)
         self._decisions = DecisionRing()
         self._me = me
@@ -313,8 +311,6 @@ class RouterCore:
         if known is not None and known.request.attempt >= request.attempt:
             return []
         stated, is_line = request.estimate, self._is_line(request)
-        if self._predictor_guard is not None and request.pooling is None:
-            request = with_length(request, self._predictor_guard, self._limits.policy)
         if known is None and request.attempt == 0:
             self._placement.asked(request, now)
             ahead = self._placement.ahead_of(request, self._roll.pools, now)

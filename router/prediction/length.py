@@ -9,14 +9,11 @@ output as long as the prior says (lengths.py). predictor.py has what the side pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import ceil
+from dataclasses import dataclass
 
 from alignedserve.core import Request, ServiceClass, Sketch
-from alignedserve.policies.guard import Guard
 from alignedserve.protocol.commands import Command, Learn, Predict, Retrain
-from alignedserve.router.placing.admission import facts_of
-from alignedserve.scheduling.lengths import hinted, is_exact
+from alignedserve.scheduling.lengths import is_exact
 from alignedserve.scheduling.policy import Policy, Predictor
 
 FIRST_TRAINING = 16  # outputs that are learnt before the first fit
@@ -87,12 +84,3 @@ class PredictionOrders:
 def _is_cut_short(request: Request, num_output: int) -> bool:
     estimate = request.estimate
     return num_output >= request.max_tokens and estimate is not None and num_output < estimate.mean
-
-
-def with_length(request: Request, guard: Guard, policy: Policy) -> Request:
-    """Return the request with the length that a policy predicts. A length that is stated, or that is sure, stays; the
-    default learns all the same, and predicts where the policy has no answer."""
-    if request.estimate is not None or is_exact(request):
-        return request
-    length = guard.ask(facts_of(request, policy))
-    return request if length is None else replace(request, estimate=hinted(ceil(min(length, request.max_tokens))))

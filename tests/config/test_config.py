@@ -218,7 +218,7 @@ _ON_RAY = {"launcher": "ray", "ray.address": "auto"}
             {"schedule.scheduler": "round_robin"},
             "schedule: scheduler round_robin goes not with chunking slo: set chunking to none or fixed",
         ),
-        ({"schedule.scheduler": "backpack"}, "--set: schedule.scheduler must be"),
+        ({"schedule.scheduler": "backpack"}, "schedule.scheduler 'backpack' is not known: choose aligned, "),
         (
             {"schedule.scheduler": "apt_serve"},
             "schedule: scheduler apt_serve goes not with chunking slo: set chunking to none or fixed",

@@ -14,11 +14,12 @@ from alignedserve.core import Decode, Entry, Fold, FoldKv, KvForm, Sampling, Ser
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.kvpool.state import PoolCore
+from alignedserve.papers.names import SchedulerName
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, MemberJoined, Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Commit, Kept, Message, Prefill, Prefix, Release
 from alignedserve.scheduling.dues import promise
-from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
+from alignedserve.scheduling.policy import Chunking, Policy
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.blocks import NamedBlocks
 from alignedserve.worker.step.request import WorkerRequest

@@ -9,6 +9,7 @@ from alignedserve.forms.pool.compression import AT_ONCE
 from alignedserve.forms.rules import Compression
 from alignedserve.kvpool.arena.extents import Extents, PageKind
 from alignedserve.kvpool.state import PoolCore
+from alignedserve.papers.names import SchedulerName
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import HolderGone, MemberJoined, MemberLost, TimerFired
 from alignedserve.protocol.messages import (
@@ -22,7 +23,7 @@ from alignedserve.protocol.messages import (
     Prefix,
     Release,
 )
-from alignedserve.scheduling.policy import Grouping, Policy, SchedulerName
+from alignedserve.scheduling.policy import Grouping, Policy
 from alignedserve.scheduling.slo import StepTimes
 from tests.samples import entry, member, request, said
 

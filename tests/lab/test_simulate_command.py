@@ -14,7 +14,7 @@ import pytest
 
 from alignedserve.cli import main as cli
 from alignedserve.cli.terminal.progress import ProgressBar
-from alignedserve.config.presets import PRESETS
+from alignedserve.config.presets import presets
 from alignedserve.errors import SimulateError
 from alignedserve.lab import processes
 from alignedserve.lab.cli import simulate as simulate_command
@@ -421,7 +421,7 @@ def test_help_names_every_preset_and_the_default(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         cli.main(["simulate", "--help"])
     shown = "".join(capsys.readouterr().out.split())  # the help breaks lines within names
-    assert f"{','.join(PRESETS)}(default:aligned)" in shown
+    assert f"{','.join(presets())}(default:aligned)" in shown
 
 
 # --- ProgressBar

@@ -10,11 +10,12 @@ from alignedserve.core import Estimate, ServiceClass, StepResult
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
+from alignedserve.papers.names import SchedulerName
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send
 from alignedserve.protocol.events import CopiedOut, MemberJoined, StepDone
 from alignedserve.protocol.messages import AskBatch, AskPages, Batch, Commit, Expect, LeasePages, Prefill
-from alignedserve.scheduling.policy import Grouping, Policy, Room, SchedulerName
+from alignedserve.scheduling.policy import Grouping, Policy, Room
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, entry, request, said
 

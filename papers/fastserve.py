@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from alignedserve.schedulers.fcfs import FirstCome
+from alignedserve.papers.fcfs import FirstCome
 from alignedserve.schedulers.scheduler import NO_LIMIT, Levels
 from alignedserve.scheduling.levels import FIRST_BOUND, LEVELS, STEP_PROMPT
 from alignedserve.scheduling.policy import Policy

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.schedulers.in_order import InOrder
+from alignedserve.papers.in_order import InOrder
 from alignedserve.schedulers.scheduler import NO_LIMIT, Levels
 from alignedserve.scheduling.levels import InLine, level_of, shortest_wait_first
 from alignedserve.scheduling.policy import Policy

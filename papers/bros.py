@@ -1,7 +1,7 @@
 """BROS (§4.2): chats take the time, the seats and the memory of documents, and go by the slack of all their work.
 
 The default's rules are BROS's, with chats by the slack that all of their work leaves (§4.1), where the default looks at
-the next token. The order is that of the policy (scheduling/orders.py).
+the next token. The order is in rules.py.
 """
 
 from __future__ import annotations
