@@ -559,7 +559,7 @@ class StepPlan:
 
 
 class FormOrder:
-    """An order about the form of KV to the device (others: forms/orders.py; performed: forms/device/performing.py)."""
+    """An order about the form of KV to the device (protocol/form_orders.py; performed: engine/forms/performing.py)."""
 
     __slots__ = ()
 

@@ -8,7 +8,7 @@ alignedserve serve --set schedule.scheduler=few_documents
 
 from alignedserve import System, compare
 from alignedserve.schedulers.aligned import step_bounds
-from alignedserve.schedulers.scheduler import PlannedStep, Scheduler, StepView
+from alignedserve.worker.scheduler import PlannedStep, Scheduler, StepView
 
 
 class FewDocuments(Scheduler):

@@ -15,8 +15,8 @@ from alignedserve.cost.model import Shape
 from alignedserve.papers.best_fit import add_best_fit
 from alignedserve.papers.policy import PaperPolicy
 from alignedserve.schedulers.aligned import AlignedStep, first_decodes, ranks_of, waiting_in_order
-from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.policy import Chunking
+from alignedserve.worker.scheduler import Scheduler
 from alignedserve.worker.step.ranks import in_turn, ranked_by_arrival
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBuilder, all_decodes

@@ -7,8 +7,8 @@ cut, a step runs either prompts or decodes. forms/memory/worth.py says what memo
 from __future__ import annotations
 
 from alignedserve.papers.fcfs import FirstCome
-from alignedserve.schedulers.scheduler import NO_LIMIT
 from alignedserve.scheduling.policy import Chunking, Policy
+from alignedserve.worker.scheduler import NO_LIMIT
 from alignedserve.worker.step.view import PlannedStep, StepView
 
 

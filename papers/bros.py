@@ -7,8 +7,8 @@ the next token. The order is in rules.py.
 from __future__ import annotations
 
 from alignedserve.schedulers.aligned import Aligned
-from alignedserve.schedulers.scheduler import NO_LIMIT
 from alignedserve.scheduling.policy import Policy
+from alignedserve.worker.scheduler import NO_LIMIT
 
 
 class Bros(Aligned):

@@ -17,8 +17,8 @@ from alignedserve.core import Chunk
 from alignedserve.papers.in_order import InOrder
 from alignedserve.papers.policy import PaperPolicy
 from alignedserve.papers.wrapping import Wrapping
-from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
 from alignedserve.scheduling.policy import Chunking, Policy
+from alignedserve.worker.scheduler import NO_LIMIT, Scheduler
 from alignedserve.worker.step.ranks import of_old_batch
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import chunk_of

@@ -24,8 +24,8 @@ from alignedserve.papers.in_order import InOrder
 from alignedserve.papers.names import SchedulerName
 from alignedserve.papers.wrapping import WholePrompts
 from alignedserve.schedulers.aligned import Aligned
-from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
 from alignedserve.scheduling.policy import ALIGNED, Chunking, Policy
+from alignedserve.worker.scheduler import NO_LIMIT, Scheduler
 
 SCHEDULERS: Mapping[str, type[Scheduler]] = MappingProxyType(
     {

@@ -203,7 +203,7 @@ def protocol() -> Iterator[str]:
     yield "# Messages between parts"
     yield (
         "What parts of a deployment say to each other (`alignedserve/protocol/messages.py`, and"
-        " `alignedserve/forms/messages.py`), in that order."
+        " `alignedserve/protocol/form_messages.py`), in that order."
         " [Architecture](../architecture.md#messages-and-links) says how messages travel. KV is in none of them."
     )
     yield from _table(("message", "meaning"), ((f"`{kind.__name__}`", _about(kind)) for kind in get_args(Message)))

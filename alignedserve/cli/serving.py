@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from alignedserve.cli.terminal.arguments import Each, above_zero, check_writable, file, whole
-from alignedserve.cli.terminal.interrupt import remember_ctrl_c
 from alignedserve.config.choices import LogLevel, LoraFolders, ModelNames
 from alignedserve.config.config import Config, about, dump, every_setting, load, of_preset, plain, sections, settings
 from alignedserve.config.presets import Preset, preset, presets
 from alignedserve.config.setting import Reach, Setting, leaves
 from alignedserve.config.sources import read_settings, read_yaml
 from alignedserve.errors import ConfigError
+from alignedserve.interrupt import remember_ctrl_c
 from alignedserve.store.address import hide_secrets
 
 # --- serve

@@ -49,7 +49,7 @@ from alignedserve.config.setting import Reach, Setting, common, is_section, leav
 from alignedserve.config.sources import read_environment, read_flags, read_tree, read_value, read_yaml
 from alignedserve.config.topology import Range, Topology
 from alignedserve.errors import ConfigError
-from alignedserve.forms.rules import Compression
+from alignedserve.scheduling.form_rules import Compression
 from alignedserve.scheduling.policy import Handoff, Policy, Predictor
 
 

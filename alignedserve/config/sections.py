@@ -25,7 +25,7 @@ from alignedserve.config.choices import (
 from alignedserve.config.setting import PREFIX, common, experiment, setting
 from alignedserve.config.topology import Range
 from alignedserve.core import Role
-from alignedserve.forms.rules import Compression
+from alignedserve.scheduling.form_rules import Compression
 from alignedserve.scheduling.policy import (
     DEFAULT_POLICY,
     Cache,

@@ -2,6 +2,5 @@
 
 aligned.py      The default: chats in time, documents in all that chats leave. Begin here.
 near_lengths.py Which decodes of documents share a step (AlignedServe §3.3).
-scheduler.py    The interface of a scheduler.
 table.py        Which scheduler a policy means.
 """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from alignedserve.errors import ConfigError
 from alignedserve.schedulers.aligned import Aligned
-from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
 from alignedserve.scheduling.offered import NO_PAPERS, of_papers, offered
 from alignedserve.scheduling.policy import ALIGNED, Chunking, Policy
+from alignedserve.worker.scheduler import NO_LIMIT, Scheduler
 
 
 def scheduler_of(policy: Policy, most: int = NO_LIMIT) -> Scheduler:

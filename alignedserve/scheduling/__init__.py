@@ -1,6 +1,7 @@
 """The rules that every part schedules by: policies, deadlines, expected lengths and priority levels.
 
 dues.py           what a request is promised, by its class: dues, slack, place in the order
+form_rules.py     the options of a policy that turn forms on, and what they forbid and mean
 lengths.py        the expected length of a request's output
 levels.py         priority levels by predicted steps, and expected waiting times (ALISE)
 offered.py        schedulers that are found by name: of the papers, and of installed packages

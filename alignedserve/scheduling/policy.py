@@ -8,10 +8,10 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from alignedserve.forms.rules import Cache as Cache
-from alignedserve.forms.rules import FormOptions
-from alignedserve.forms.rules import Layout as Layout
 from alignedserve.scheduling import orders
+from alignedserve.scheduling.form_rules import Cache as Cache
+from alignedserve.scheduling.form_rules import FormOptions
+from alignedserve.scheduling.form_rules import Layout as Layout
 from alignedserve.scheduling.levels import AGE_S
 from alignedserve.scheduling.offered import of_papers, offered
 from alignedserve.scheduling.orders import Ordering

@@ -16,10 +16,10 @@ from typing import TypeAlias
 
 from alignedserve.core import Entry, Request
 from alignedserve.errors import AlignedServeError, WireError
-from alignedserve.forms.messages import Evict, Prefetched
 from alignedserve.protocol import messages
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import AtWork, Event, Post, StepDone, Unsent, attempts_of
+from alignedserve.protocol.form_messages import Evict, Prefetched
 from alignedserve.protocol.membership import membership_of
 from alignedserve.shell.clock import Clock
 from alignedserve.shell.links import LinkFull, Links

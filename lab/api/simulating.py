@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from alignedserve.api.deployment import Setting, text_of
-from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.config.presets import DEFAULT
 from alignedserve.config.topology import Topology
 from alignedserve.errors import SimulateError
@@ -34,6 +33,7 @@ from alignedserve.lab.reports.trial import OnProgress, SimulationTrial, TrialRun
 from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.trials.building import check_rates, settings_of, trial_of
 from alignedserve.lab.trials.running import finished
+from alignedserve.progress import ProgressBar
 
 Workload: TypeAlias = str | Path | Mixture | Stream | Table
 Transport: TypeAlias = Literal["host", "direct"]

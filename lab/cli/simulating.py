@@ -30,10 +30,10 @@ from alignedserve.cli.terminal.arguments import (
     wholes,
     zero_or_more,
 )
-from alignedserve.cli.terminal.interrupt import LeavesAtOnce
 from alignedserve.config.config import settings
 from alignedserve.config.presets import DEFAULT, presets
 from alignedserve.errors import ConfigError
+from alignedserve.interrupt import LeavesAtOnce
 from alignedserve.lab.loads import defaults
 
 # --- simulate

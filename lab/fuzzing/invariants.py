@@ -43,10 +43,9 @@ from typing import TYPE_CHECKING, Any
 
 from alignedserve.core import Chunk, Decode, FoldKv, FormOrder, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.forms.orders import CompressPage, CopySlots
-from alignedserve.forms.pool.compression import lease_to_compress
 from alignedserve.forms.prefetch.buffers import Buffers
 from alignedserve.jobs import messages
+from alignedserve.kvpool.memory.compression import lease_to_compress
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.lab.fuzzing.waste import WasteWatch
@@ -57,6 +56,7 @@ from alignedserve.lab.simulator.machines.process import Process
 from alignedserve.lab.simulator.machines.world import Witness
 from alignedserve.lab.simulator.run import Simulation
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, Deliver, ReceiveKv, Reject, RunStep, Send, SendKv
+from alignedserve.protocol.form_orders import CompressPage, CopySlots
 from alignedserve.protocol.messages import Member, Message, Prefill, Refused
 from alignedserve.router.placing.admission import Queues
 from alignedserve.store.job import JobStatus

@@ -29,8 +29,6 @@ from alignedserve.cost.fit import OnlineCost, Point
 from alignedserve.cost.model import Kind, Shape, Uncertainty
 from alignedserve.cost.sums import added
 from alignedserve.errors import FuzzError
-from alignedserve.forms.rules import Compression
-from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.lab.fuzzing.typed_tree import WrongTree, typed
 from alignedserve.lab.loads.workload import Arrival
 from alignedserve.lab.loads.workload.tape import STOP, VOCABULARY
@@ -40,7 +38,9 @@ from alignedserve.lab.simulator.machines.transfers import TIMEOUT_S
 from alignedserve.lab.simulator.machines.world import NetworkDelays
 from alignedserve.lab.simulator.settings import Settings, members_of
 from alignedserve.papers.policy import PaperPolicy
+from alignedserve.protocol.extents import Extents
 from alignedserve.router.placing.admission import Queues
+from alignedserve.scheduling.form_rules import Compression
 from alignedserve.scheduling.policy import Handoff, Layout, Policy
 
 # A line that the router refused may wait for a minute, and after a failure it may wait for about as long.

@@ -10,7 +10,6 @@ from dataclasses import replace
 from random import Random
 
 from alignedserve.core import ServiceClass, WorkerLimits, units_for
-from alignedserve.forms.rules import Compression
 from alignedserve.lab.fuzzing.scenario import TOPOLOGIES, Ask, JobAsk, Scenario, least_pages
 from alignedserve.lab.fuzzing.wider_drawing import (
     some_with_clocks_apart,
@@ -31,6 +30,7 @@ from alignedserve.papers.names import SchedulerName
 from alignedserve.papers.orders import BY_LEVELS, BY_REMAINING
 from alignedserve.papers.policy import PaperPolicy
 from alignedserve.router.placing.admission import Bound, Queues
+from alignedserve.scheduling.form_rules import Compression
 from alignedserve.scheduling.levels import AGE_S
 from alignedserve.scheduling.orders import BY_ARRIVAL, BY_DUE, BY_SLACK, Ordering
 from alignedserve.scheduling.policy import Cache, Chunking, Grouping, Layout, Predictor, Room

@@ -26,7 +26,7 @@ from alignedserve.lab.loads.figures.tables import csv_text
 from alignedserve.lab.loads.records import record_file
 from alignedserve.lab.loads.workload.spec import read_workload
 from alignedserve.lab.loads.workload.table import trace_of
-from alignedserve.schedulers.scheduler import Scheduler
+from alignedserve.worker.scheduler import Scheduler
 from alignedserve.worker.step.view import PlannedStep, StepView
 from tests.rare import rare, rarely
 

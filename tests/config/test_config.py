@@ -15,7 +15,7 @@ from alignedserve.config.config import Config, dump, load, parse, settings
 from alignedserve.config.sections import EngineConfig, LogConfig, PoolConfig, ServerConfig, WireConfig
 from alignedserve.config.topology import Topology
 from alignedserve.errors import ConfigError
-from alignedserve.forms.rules import Compression
+from alignedserve.scheduling.form_rules import Compression
 
 
 def _file(folder: Path, text: str) -> Path:

@@ -11,11 +11,11 @@ import pytest
 from alignedserve.core import CopyCost, Entry, Estimate, ServiceClass, Slo, StepPlan, StepResult
 from alignedserve.cost.model import EMPTY
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.forms.messages import LetGo, Prefetch, Prefetched
 from alignedserve.papers.names import SchedulerName
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, Event, KvReceived, MemberJoined, MemberLost, StepDone
 from alignedserve.protocol.figures import MOST_LENGTHS, DecodeLengths, Lengths
+from alignedserve.protocol.form_messages import LetGo, Prefetch, Prefetched
 from alignedserve.protocol.messages import (
     ROUTER,
     AskBatch,

@@ -22,12 +22,12 @@ from alignedserve.protocol.commands import Command, RunStep
 from alignedserve.protocol.events import Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill
 from alignedserve.schedulers.aligned import Aligned
-from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.schedulers.table import scheduler_of
 from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Chunking, Policy, Room
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.candidates import RunningBatch
+from alignedserve.worker.scheduler import Scheduler
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import RecentNeed

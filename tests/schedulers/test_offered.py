@@ -9,11 +9,11 @@ import pytest
 
 from alignedserve.config.config import of_preset
 from alignedserve.errors import ConfigError
-from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.schedulers.table import scheduler_of
 from alignedserve.scheduling import offered
 from alignedserve.scheduling.orders import BY_DUE
 from alignedserve.scheduling.policy import Policy, SchedulerRules, rules_of
+from alignedserve.worker.scheduler import Scheduler
 from alignedserve.worker.step.view import PlannedStep, StepView
 
 GROUP = "alignedserve.schedulers"

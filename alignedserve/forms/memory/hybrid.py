@@ -18,11 +18,10 @@ from dataclasses import dataclass, field, fields, replace
 from alignedserve.core import KvForm, PreemptionCause, Slo, units_for
 from alignedserve.cost.model import CostModel
 from alignedserve.forms.memory.worth import CacheKind, MemoryWish, assign, pays_as_hidden
-from alignedserve.forms.orders import ProjectKv
-from alignedserve.forms.rules import HIDDEN
 from alignedserve.protocol.commands import Command
-from alignedserve.schedulers.scheduler import Scheduler
+from alignedserve.protocol.form_orders import ProjectKv
 from alignedserve.scheduling.dues import TokenPromise
+from alignedserve.scheduling.form_rules import HIDDEN
 from alignedserve.scheduling.policy import Cache
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.in_flight import StepsInFlight
@@ -30,6 +29,7 @@ from alignedserve.worker.memory import Change, PlainMemory
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
+from alignedserve.worker.scheduler import Scheduler
 from alignedserve.worker.step.blocks import Blocks, keep_as
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import PackedSeating, Seating

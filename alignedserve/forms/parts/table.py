@@ -7,12 +7,12 @@ from alignedserve.forms.memory.two_ended import TwoEndedMemory
 from alignedserve.forms.pool.worker_part import PageRewriting
 from alignedserve.forms.prefetch.buffers import Buffers
 from alignedserve.forms.prefetch.decode_part import Prefetching
-from alignedserve.forms.rules import Cache, Layout
-from alignedserve.schedulers.scheduler import Scheduler
+from alignedserve.scheduling.form_rules import Cache, Layout
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.offering import Offering
 from alignedserve.worker.part import FormPart, Worker
+from alignedserve.worker.scheduler import Scheduler
 
 
 def memory_for(policy: Policy, scheduler: Scheduler) -> type[PlainMemory]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from alignedserve.core import WORKERS, PreemptionCause, Role, units_for
 from alignedserve.explain.decisions import Kind
-from alignedserve.forms.messages import Evict, LetGo, Prefetch, Prefetched
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import KvReceived, KvSent, MemberLost, Received
 from alignedserve.protocol.figures import DecodeSteps
+from alignedserve.protocol.form_messages import Evict, LetGo, Prefetch, Prefetched
 from alignedserve.protocol.messages import Attempt, Cancel, Member
 from alignedserve.scheduling.lengths import tokens_left
 from alignedserve.scheduling.levels import InLine, expected_waits, level_of
