@@ -6,7 +6,9 @@ core.py      The nouns that every part shares. Only the standard library is impo
 errors.py    Every error that AlignedServe raises on purpose.
 fallbacks.py What a process does otherwise, since something does not work or is missing.
 http_client.py The HTTP client of commands, of `LLM` and of the lab.
+interrupt.py Ends the process at Ctrl-C while modules are imported.
 locks.py     Locks between the processes of one user, on files that nobody else can open.
+progress.py  A progress bar on one line of a terminal, with notes.
 safe_path.py Keeps the working directory off the path on which Python finds modules.
 signs.py     Signs of life of a part that starts: what it does, and how far it is.
 """

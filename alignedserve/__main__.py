@@ -8,7 +8,7 @@ try:
 
     leave_out_working_directory()  # before any other import
     from alignedserve.cli.terminal.first_process import leave_first_process
-    from alignedserve.cli.terminal.interrupt import INTERRUPTED, LeavesAtOnce, end_at_once
+    from alignedserve.interrupt import INTERRUPTED, LeavesAtOnce, end_at_once
 except KeyboardInterrupt:
     os._exit(130)
 

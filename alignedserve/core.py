@@ -48,7 +48,6 @@ class Rejection(str, Enum):
     QUEUED = "queue_full"
     LATE = "too_late"  # others make the request late
     INFEASIBLE = "infeasible"  # the request would be late by itself
-    POLICY = "policy"  # a custom policy refuses the request
     GIVEN_UP = "given_up"  # a try failed, and another would fail too
     CULPRIT = "culprit"  # ended every worker that ran the request
 
@@ -560,7 +559,7 @@ class StepPlan:
 
 
 class FormOrder:
-    """An order about the form of KV to the device (others: forms/orders.py; performed: forms/device/performing.py)."""
+    """An order about the form of KV to the device (protocol/form_orders.py; performed: engine/forms/performing.py)."""
 
     __slots__ = ()
 

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from alignedserve.core import Chunk, Draw, StepPlan
 from alignedserve.decode_worker.joining import Seats
-from alignedserve.forms.orders import CopySlots
 from alignedserve.protocol.commands import Command
+from alignedserve.protocol.form_orders import CopySlots
 from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.step.device_pages import are_choices
 from alignedserve.worker.step.request import WorkerRequest

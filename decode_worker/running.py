@@ -33,11 +33,11 @@ from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, RunAmid, RunStep, SetTimer
 from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import Attempt
-from alignedserve.schedulers.scheduler import Levels
 from alignedserve.worker.arriving import Arrivals
 from alignedserve.worker.caller_shares import CallerShares
 from alignedserve.worker.owners import Outputs
 from alignedserve.worker.part import FormPart, Worker, WorkerPart
+from alignedserve.worker.scheduler import Levels
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.step.step_builder import chunk_of

@@ -26,7 +26,6 @@ from alignedserve.decode_worker.pool_traffic import PagesToWrite, PageWriting
 from alignedserve.decode_worker.running import StepEnd, Stepping
 from alignedserve.protocol import events, messages
 from alignedserve.protocol.commands import Command, Send
-from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.worker.arriving import Arrivals, PromptQueue
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.log import WorkerLog
@@ -38,6 +37,7 @@ from alignedserve.worker.part import Act, Events, FormPart, Forms, Repeats, Work
 from alignedserve.worker.pool import PageWriter, PoolLink
 from alignedserve.worker.reporting import RouterLink
 from alignedserve.worker.requests import PRESENT, Requests
+from alignedserve.worker.scheduler import Scheduler
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State

@@ -13,8 +13,8 @@ from alignedserve.config.config import Config
 from alignedserve.errors import ArenaError, ArenaTooSmall
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.kvpool.arena.numa import best_place
-from alignedserve.kvpool.arena.shared_files import HolderLock, is_held, remove_stale
 from alignedserve.kvpool.state import PoolCore
+from alignedserve.machine.shared_files import HolderLock, is_held, remove_stale
 from alignedserve.protocol.commands import Command, WatchHolder
 from alignedserve.protocol.events import Event, HolderGone
 from alignedserve.shell.part import OnStart, Part, lock_name

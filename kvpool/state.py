@@ -20,9 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from alignedserve.core import Entry, Role, ServiceClass
-from alignedserve.forms.pool.compression import pages_of, rewriting_of
-from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.kvpool.grouping import WaitingEntry, waiters
+from alignedserve.kvpool.memory.compression import pages_of, rewriting_of
 from alignedserve.kvpool.memory.pages import Pages
 from alignedserve.protocol.cancelled import CancelledAttempts
 from alignedserve.protocol.commands import Command, Send, SetTimer, WatchHolder
@@ -36,6 +35,7 @@ from alignedserve.protocol.events import (
     Received,
     TimerFired,
 )
+from alignedserve.protocol.extents import Extents
 from alignedserve.protocol.figures import PagesFor
 from alignedserve.protocol.messages import (
     ROUTER,

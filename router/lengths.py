@@ -16,16 +16,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import nlargest
-from math import ceil
 from struct import iter_unpack
 
 from alignedserve.core import Estimate, Request, Sketch
-from alignedserve.policies.guard import Guard
-from alignedserve.router.placing.admission import facts_of
-from alignedserve.scheduling.lengths import SPREAD, hinted, is_exact
-from alignedserve.scheduling.policy import Policy
+from alignedserve.scheduling.lengths import SPREAD, is_exact
 
 MOST_KEPT = 4096  # prompts
 NEAREST = 8
@@ -155,12 +151,3 @@ def _estimate(mean: float, times: float) -> Estimate:
 def _is_cut_off(request: Request, num_output: int) -> bool:
     estimate = request.estimate
     return num_output >= request.max_tokens and estimate is not None and num_output < estimate.mean
-
-
-def with_length(request: Request, guard: Guard, policy: Policy) -> Request:
-    """Return the request with the length that a policy predicts. A length that is stated, or that is sure, stays; the
-    default learns all the same, and predicts where the policy has no answer."""
-    if request.estimate is not None or is_exact(request):
-        return request
-    length = guard.ask(facts_of(request, policy))
-    return request if length is None else replace(request, estimate=hinted(ceil(min(length, request.max_tokens))))

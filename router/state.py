@@ -20,7 +20,6 @@ from types import MappingProxyType
 
 from alignedserve.core import KEEPS_ALL, WORKERS, Request, Retention, Role, ServiceClass, Sketch
 from alignedserve.explain.decisions import DecisionRing, Kind
-from alignedserve.policies.kinds import PolicyKind
 from alignedserve.protocol.commands import Command, Send, SetTimer
 from alignedserve.protocol.events import AtWork, Event, LinkGap, Received, TimerFired
 from alignedserve.protocol.messages import (
@@ -48,7 +47,7 @@ from alignedserve.protocol.messages import (
     Retire,
     Submit,
 )
-from alignedserve.router.lengths import OutputLengths, with_length
+from alignedserve.router.lengths import OutputLengths
 from alignedserve.router.lifecycle import PLACES, Fact, OpenRequest, OpenRequests, State
 from alignedserve.router.members import GATHER_HEARTBEATS, Recovery, Roll
 from alignedserve.router.placing.admission import NOTHING_AHEAD, PATIENCE_S, Admission, Queues, WorkAhead, is_infeasible
@@ -109,7 +108,6 @@ class RouterCore:
         self._suspects = Suspects(self._roll, self._open, self._placement, self._retiring)
         self._admission = Admission(limits.policy, limits.most_open, limits.queues, limits.retention, limits.patience_s)
         self._lengths = lengths or OutputLengths()
-        self._predictor_guard = limits.policy.own.guard(PolicyKind.PREDICTOR)  # of a custom policy, if there is one
         self._sizing = Sizing(limits.sizes)
         self._decisions = DecisionRing()
         self._me = me
@@ -356,8 +354,6 @@ class RouterCore:
 
     def _with_length(self, request: Request, sketch: Sketch | None) -> Request:
         """Return the request with the length that its output will probably have. What its client has said stays."""
-        if self._predictor_guard is not None and request.pooling is None:
-            request = with_length(request, self._predictor_guard, self._limits.policy)
         found = None if sketch is None else self._lengths.opened(request, sketch)
         return request if found is None or request.estimate is not None else replace(request, estimate=found)
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from alignedserve.architectures.families.model_config import read_config
+from alignedserve.architectures.lora import read_lora
 from alignedserve.core import Adapter
-from alignedserve.engine.adapters.lora import read_lora
 from tests.reference import load
 
 ALL = "all-linear"

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.fallbacks import fallbacks, works
 from alignedserve.machine.one_thread import ONE_THREAD
+from alignedserve.progress import ProgressBar
 from tests import rare, times
 from tests.processes import Processes
 from tests.times import Timing

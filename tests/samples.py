@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from alignedserve.core import Due, Entry, Request, Role, Sampling, ServiceClass, Slo, WorkerLimits
-from alignedserve.forms.orders import CopySlots
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, Received
+from alignedserve.protocol.form_orders import CopySlots
 from alignedserve.protocol.messages import ROUTER, Figures, Member, Message, Report
 
 STOP = 0

@@ -15,7 +15,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "alignedserve"
-PARTS = ("router", "prefill_worker", "decode_worker", "kvpool", "kernels", "lab")  # at the root, links in the package
+PARTS = (
+    "router",
+    "prefill_worker",
+    "decode_worker",
+    "kvpool",
+    "kernels",
+    "papers",
+    "lab",
+)  # at the root, links in the package
 PROGRAMS = ROOT / "lab" / "benchmarks"  # they run in a checkout, and nothing is made of them
 PAGE = ROOT / "docs" / "reference" / "folders.md"
 HEAD = """\

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parents[1]
-PACKAGE, LAB = "alignedserve", "lab"
-PARTS = (PACKAGE, "router", "prefill_worker", "decode_worker", "kvpool", "kernels", LAB)  # what is installed
+PACKAGE, LAB, PAPERS = "alignedserve", "lab", "papers"
+PARTS = (PACKAGE, "router", "prefill_worker", "decode_worker", "kvpool", "kernels", PAPERS, LAB)  # what is installed
 BENCHMARKS = "benchmarks"  # in lab/ now
 BESIDE = ("tools", "deploy", BENCHMARKS)  # counted as code, but nobody installs it
 CODE = {".py", ".cpp", ".h", ".hpp", ".sh"}
@@ -302,10 +302,11 @@ def rows(house: House) -> Iterator[tuple[str, str]]:
 
 
 def _groups(found: Mapping[str, tuple[int, int]]) -> dict[str, list[str]]:
-    """Return the subsystems of the product, of the lab, and of both with what stands beside them."""
+    """Return the subsystems of the product, of the lab, of the papers, and of all with what stands beside them."""
     lab = [name for name in found if name.partition("/")[0] in (LAB, BENCHMARKS)]
-    product = [name for name in found if name.partition("/")[0] in PARTS and name not in lab]
-    return {"product, without tests": product, "lab": lab, "all code without tests": list(found)}
+    product = [name for name in found if name.partition("/")[0] in PARTS and name not in (*lab, PAPERS)]
+    papers = [name for name in found if name == PAPERS]
+    return {"product, without tests": product, "lab": lab, "papers": papers, "all code without tests": list(found)}
 
 
 def _size(found: Mapping[str, tuple[int, int]], names: Collection[str]) -> str:

@@ -24,7 +24,7 @@ sys.path.append(str(ROOT))  # the tests have a deployment that shows every metri
 from alignedserve.config import config  # noqa: E402
 from alignedserve.config.choices import CALL_FORMATS  # noqa: E402
 from alignedserve.config.config import every_setting  # noqa: E402
-from alignedserve.config.presets import PRESETS  # noqa: E402
+from alignedserve.config.presets import presets  # noqa: E402
 from alignedserve.config.setting import Reach, Setting  # noqa: E402
 from alignedserve.core import PreemptionCause, Rejection  # noqa: E402
 from alignedserve.gateway.openai.peers import LEFT_OUT, OF_OPTIONS, TAKEN  # noqa: E402
@@ -204,7 +204,7 @@ def protocol() -> Iterator[str]:
     yield "# Messages between parts"
     yield (
         "What parts of a deployment say to each other (`alignedserve/protocol/messages.py`, and"
-        " `alignedserve/forms/messages.py`), in that order."
+        " `alignedserve/protocol/form_messages.py`), in that order."
         " [Architecture](../architecture.md#messages-and-links) says how messages travel. KV is in none of them."
     )
     yield from _table(("message", "meaning"), ((f"`{kind.__name__}`", _about(kind)) for kind in get_args(Message)))
@@ -213,7 +213,7 @@ def protocol() -> Iterator[str]:
 def preset_list() -> Iterator[str]:
     yield "# List of presets"
     yield "What `alignedserve presets` prints, but for the settings. [Presets](presets.md) says how to use them."
-    rows = ((f"`{name}`", one.about, one.source, one.differs) for name, one in PRESETS.items())
+    rows = ((f"`{name}`", one.about, one.source, one.differs) for name, one in presets().items())
     yield from _table(("preset", "what it does", "described in", "what differs from there"), rows)
 
 
@@ -298,7 +298,7 @@ def _setting(setting: Setting) -> tuple[str, ...]:
 
 
 def _experiment(setting: Setting) -> tuple[str, ...]:
-    num_presets = sum(setting.path in preset.settings for preset in PRESETS.values())
+    num_presets = sum(setting.path in preset.settings for preset in presets().values())
     return f"`{setting.path}`", _usual(setting), str(num_presets or ""), setting.help + _allowed(setting)
 
 

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 import httpx
 
-from alignedserve.cli.terminal.progress import StatusLine
 from alignedserve.errors import AskError
 from alignedserve.http_client import PATIENCE_S, PLACE, RemoteServer, Tries, said_by, server_at
+from alignedserve.progress import StatusLine
 
 Body: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]

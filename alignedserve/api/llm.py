@@ -14,9 +14,9 @@ from alignedserve.api.asking import Answer, ServerCalls
 from alignedserve.api.deployment import Deployment, Setting
 from alignedserve.api.outputs import Piece, RequestOutput
 from alignedserve.api.parameters import SamplingParams, Slo
-from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import AskError
 from alignedserve.http_client import PATIENCE_S
+from alignedserve.progress import ProgressBar
 
 T = TypeVar("T")
 

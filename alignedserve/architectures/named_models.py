@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from zipfile import ZipFile
 
-from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import ModelError
 from alignedserve.locks import LockHeld, open_private, take
+from alignedserve.progress import ProgressBar
 from alignedserve.safe_path import code_command
 
 _CHUNK = 1 << 20

@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from typing import Any, NoReturn, cast
 
 from alignedserve import LAB, NO_LAB
-from alignedserve.cli.terminal.interrupt import INTERRUPTED
 from alignedserve.errors import AlignedServeError, ConfigError
+from alignedserve.interrupt import INTERRUPTED
 
 _PIPE_CLOSED = 141  # the status that shells report where the reader of the output has gone
 

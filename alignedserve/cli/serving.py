@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from alignedserve.cli.terminal.arguments import Each, Once, above_zero, check_writable, file, filled, whole
-from alignedserve.cli.terminal.interrupt import remember_ctrl_c
+from alignedserve.cli.terminal.arguments import Each, above_zero, check_writable, file, whole
 from alignedserve.config.choices import LogLevel, LoraFolders, ModelNames
 from alignedserve.config.config import Config, about, dump, every_setting, load, of_preset, plain, sections, settings
-from alignedserve.config.presets import PRESETS, Preset, preset
+from alignedserve.config.presets import Preset, preset, presets
 from alignedserve.config.setting import Reach, Setting, leaves
 from alignedserve.config.sources import read_settings, read_yaml
 from alignedserve.errors import ConfigError
+from alignedserve.interrupt import remember_ctrl_c
 from alignedserve.store.address import hide_secrets
 
 # --- serve
@@ -33,7 +33,6 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all settings, and exit")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
     add_set(parser)
-    add_policy(parser)
     parser.add_argument(
         "-v",
         "--verbose",
@@ -96,20 +95,9 @@ def add_set(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_policy(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--policy",
-        action=Once,
-        type=filled,
-        metavar="FILE",
-        help="your own policies: a Python file, or an entry point of an installed package",
-    )
-
-
 def set_of(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return what --set says, and --policy in its words."""
-    policy = getattr(args, "policy", None)
-    return (*getattr(args, "set", ()), *([] if policy is None else [f"schedule.policy={policy}"]))
+    """Return what --set says."""
+    return tuple(getattr(args, "set", ()))
 
 
 def add_setting(parser: argparse._ActionsContainer, setting: Setting) -> argparse.Action:
@@ -185,9 +173,7 @@ def _yaml(config: Config) -> str:
     tree["jobs"]["files"] = config.jobs.files and hide_secrets(config.jobs.files)
     usual = dict(leaves(of_preset(config.preset, {})))
     changed = {path: value for path, value in leaves(config) if path not in settings() and value != usual[path]}
-    source = changed.pop("schedule.policy", None)
     comments = [f"# --set {path}={str(plain(value)).lower()}\n" for path, value in changed.items()]
-    comments += [] if source is None else [f"# --policy {source.name}\n"]
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True) + "".join(comments)
 
 
@@ -203,7 +189,7 @@ def add_presets(parser: argparse.ArgumentParser) -> None:
 def _presets_listed(args: argparse.Namespace) -> int:
     if args.name is None:
         told = []
-        for name, listed in PRESETS.items():
+        for name, listed in presets().items():
             lines = (f"    {path}: {str(value).lower()}" for path, value in listed.settings.items())
             told.append("\n".join([_head(name, listed), *lines]))
         print("\n\n".join(told))

@@ -49,9 +49,7 @@ from alignedserve.config.setting import Reach, Setting, common, is_section, leav
 from alignedserve.config.sources import read_environment, read_flags, read_tree, read_value, read_yaml
 from alignedserve.config.topology import Range, Topology
 from alignedserve.errors import ConfigError
-from alignedserve.forms.rules import Compression
-from alignedserve.policies.guard import OwnPolicies
-from alignedserve.policies.source import PolicySource, check
+from alignedserve.scheduling.form_rules import Compression
 from alignedserve.scheduling.policy import Handoff, Policy, Predictor
 
 
@@ -147,10 +145,8 @@ class Config:
 
     @property
     def policy(self) -> Policy:
-        options = {**vars(self.schedule)}
         return Policy(
-            own=OwnPolicies(options.pop("policy")),
-            **options,
+            **vars(self.schedule),
             expected_chunk=self.engine.step_tokens,
             compression=self.kvpool.compression,
         )
@@ -182,7 +178,6 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], path: Path | None) ->
         values |= _without_experiments(read_tree(read_yaml(path), str(path), every_setting()), str(path))
     values |= _without_experiments(read_environment(env, every_setting()), "environment")
     values |= read_flags(flags, every_setting())
-    check(values.get("schedule.policy"))
     return of_preset(values.get("preset", DEFAULT), values)
 
 
@@ -244,7 +239,7 @@ def plain(value: Any) -> Any:
     """Return the value as a file or a flag says it."""
     if isinstance(value, Enum):
         return value.value
-    return str(value) if isinstance(value, Topology | Range | PolicySource | LoraFolders | ModelNames) else value
+    return str(value) if isinstance(value, Topology | Range | LoraFolders | ModelNames) else value
 
 
 def _build(values: Mapping[str, Any]) -> Config:

@@ -25,8 +25,7 @@ from alignedserve.config.choices import (
 from alignedserve.config.setting import PREFIX, common, experiment, setting
 from alignedserve.config.topology import Range
 from alignedserve.core import Role
-from alignedserve.forms.rules import Compression
-from alignedserve.policies.source import PolicySource
+from alignedserve.scheduling.form_rules import Compression
 from alignedserve.scheduling.policy import (
     DEFAULT_POLICY,
     Cache,
@@ -37,7 +36,6 @@ from alignedserve.scheduling.policy import (
     Policy,
     Predictor,
     Room,
-    SchedulerName,
 )
 from alignedserve.scheduling.slo import Late
 
@@ -289,14 +287,13 @@ class PriceConfig:
 class ScheduleConfig:
     """The schedule of requests: a preset chooses it, and these settings change parts of it.
 
-    Each is a field of Policy and has its default from there; `policy` is what it calls `own`.
+    Each is a field of Policy and has its default from there.
     """
 
-    policy: PolicySource | None = experiment(
-        None, "your own policies, in a Python file or an installed package; --policy FILE says the same"
-    )
-    scheduler: SchedulerName = experiment(
-        DEFAULT_POLICY.scheduler, "what plans the steps of workers, and says which request leaves where memory is short"
+    scheduler: str = experiment(
+        DEFAULT_POLICY.scheduler,
+        "what plans the steps of workers, and says which request leaves where memory is short: aligned, another "
+        "system's (papers/names.py), or one that an installed package offers",
     )
     chunking: Chunking = experiment(
         DEFAULT_POLICY.chunking,
@@ -334,11 +331,6 @@ class ScheduleConfig:
     reserve: int = experiment(
         DEFAULT_POLICY.reserve,
         "with room whole, least tokens of memory for a request, even if its output cannot be so long (Orca)",
-        least=0,
-    )
-    waiting_ratio: float = experiment(
-        DEFAULT_POLICY.waiting_ratio,
-        "of scheduler tgi: waiting prompts for each decode before they interrupt decodes; 0: any",
         least=0,
     )
     handoff: Handoff = experiment(

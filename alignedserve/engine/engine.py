@@ -29,6 +29,7 @@ from alignedserve.engine.device import devices, large_pages
 from alignedserve.engine.device.devices import CPU, out_of_memory
 from alignedserve.engine.device.ranks import ALONE, OTHER_RANK, RankLinks
 from alignedserve.engine.device.shared_sums import Maps
+from alignedserve.engine.forms.hidden import HiddenVectors
 from alignedserve.engine.graphs import CAPTURED, STEP_BY_STEP, Capture, Computed, StepGraphs, places_for
 from alignedserve.engine.inputs import NOTHING, Before
 from alignedserve.engine.models.attention import KvAttention, attention_of
@@ -54,7 +55,6 @@ from alignedserve.engine.weights.forms import weights_of
 from alignedserve.engine.weights.tensors import Weights
 from alignedserve.errors import PlanError, RankLost
 from alignedserve.fallbacks import fell_back
-from alignedserve.forms.device.hidden import HiddenVectors
 from alignedserve.kernels.common.adapters import StaticAdapters, StepAdapters
 from alignedserve.kernels.common.decoder import Pauses
 from alignedserve.kernels.common.int8_kv import vector_of

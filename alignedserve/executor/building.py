@@ -22,9 +22,9 @@ from alignedserve.executor.leading import Say, say_nothing
 from alignedserve.executor.loading import AnEngine, device_for, load, with_blocks
 from alignedserve.executor.work_watch import WorkWatch
 from alignedserve.kernels.common.decoder import Pauses
-from alignedserve.kvpool.arena.shared_files import HolderLock, remove_stale
 from alignedserve.machine.energy import EnergyMeter
 from alignedserve.machine.interfaces import keep_nccl_at
+from alignedserve.machine.shared_files import HolderLock, remove_stale
 from alignedserve.protocol.messages import holder
 from alignedserve.shell.part import Place, lock_name
 from alignedserve.sizing.capacity import Capacity

@@ -17,8 +17,8 @@ from alignedserve.engine.device.devices import out_of_memory
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.device.pinning import Cudart, Pinner
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.forms.performing import FormHands
 from alignedserve.errors import ArenaError
-from alignedserve.forms.device.performing import FormHands
 from alignedserve.kernels.common.failing import loss
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.protocol.commands import CopyIn, CopyOut

@@ -21,7 +21,6 @@ from alignedserve.config.choices import TransportName
 from alignedserve.config.config import Config
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
-from alignedserve.kvpool.arena.shared_files import remove_ended
 from alignedserve.launch.bounded import AT_ONCE_S, BoundedCalls
 from alignedserve.launch.host import Host, NewPlace, NoAnswer, PartBegan, PartTask, say
 from alignedserve.launch.placing import (
@@ -36,6 +35,7 @@ from alignedserve.launch.placing import (
     waits,
 )
 from alignedserve.launch.start import PartActor
+from alignedserve.machine.shared_files import remove_ended
 from alignedserve.protocol.messages import rank_of
 from alignedserve.shell.links import PREFIX
 from alignedserve.shell.part import PartSpec

@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from alignedserve.cli.terminal.interrupt import RemembersCtrlC
 from alignedserve.config.choices import LogFormat
 from alignedserve.config.config import Config
 from alignedserve.core import OWNERS, Role
 from alignedserve.errors import AlignedServeError
+from alignedserve.interrupt import RemembersCtrlC
 from alignedserve.launch.bounded import STOPS, BoundedEnd
 from alignedserve.launch.host import Host, KeeperEvent, Ready, TimeToLook, say
 from alignedserve.launch.keeper import GRACE_S, Keeper

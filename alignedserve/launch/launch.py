@@ -18,7 +18,6 @@ from alignedserve.config.config import Config, parse
 from alignedserve.core import Role
 from alignedserve.errors import ConfigError
 from alignedserve.gateway.access.exposure import check_exposure, warnings
-from alignedserve.kvpool.arena.shared_files import remove_ended
 from alignedserve.launch.deployment import RunningDeployment
 from alignedserve.launch.host import say
 from alignedserve.launch.orders import Reloading
@@ -32,6 +31,7 @@ from alignedserve.launch.succession import (
     may_outlive,
     with_settings_of,
 )
+from alignedserve.machine.shared_files import remove_ended
 from alignedserve.protocol.wire import VERSION
 from alignedserve.shell.links import PREFIX, remove_sockets
 from alignedserve.shell.listener import ask_for, bind, handover_name, offered

@@ -26,8 +26,8 @@ from alignedserve.config.config import Config, dump, of_preset
 from alignedserve.config.presets import DEFAULT
 from alignedserve.core import OWNERS, WORKERS, Role
 from alignedserve.errors import AlignedServeError, ConfigError, MemoryTooSmall
-from alignedserve.kvpool.arena.shared_files import check_space, remove_stale
 from alignedserve.machine.resources import allow_open_files
+from alignedserve.machine.shared_files import check_space, remove_stale
 from alignedserve.protocol.messages import ROUTER, rank_suffix
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.control import door_of

@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.model_source import DEMO_FOLDER, name_of
 from alignedserve.architectures.template_file import template_source
-from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.config.config import Config
 from alignedserve.config.sections import ServerConfig
 from alignedserve.core import Slo
+from alignedserve.progress import ProgressBar
 from alignedserve.signs import Sign
 from alignedserve.sizing.model_folder import model_folder
 

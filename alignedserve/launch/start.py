@@ -26,8 +26,8 @@ from alignedserve.architectures.model_source import fetched_bytes, is_fetched
 from alignedserve.config.config import parse
 from alignedserve.core import WORKERS, Role
 from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
-from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.launch.succession import inputs
+from alignedserve.machine.shared_files import remove_stale
 from alignedserve.shell.links import PREFIX, remove_dead_sockets
 from alignedserve.shell.logs import never_fail_to_print, set_up
 from alignedserve.shell.part import LiveSettings, OnStart, Part, PartSpec, Place, Stoppable

@@ -6,6 +6,7 @@ interfaces.py    The network interfaces, and the one at which NCCL listens.
 living_process.py  A process, told from a later one that has its pid.
 one_thread.py    One compute thread, for work that has one core.
 resources.py     The cores, the memory and the open files that this process may use of its machine or container.
+shared_files.py  Files in shared memory, and the locks that tell which processes live.
 visible_gpus.py  The GPUs that torch sees, for a process of its own.
 whole_file.py    Files that are there whole or not at all, and by one process at a time.
 """

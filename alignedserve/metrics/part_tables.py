@@ -180,13 +180,6 @@ def energy_joules_total(told: EnergyFigures) -> Values:
         yield f'{label("source", told.source)},use="{use}"', joules
 
 
-@_counter(PART, "process")
-def policy_failures_total(process: ProcessFigures) -> Values:
-    """Decisions that the default made, since a custom policy had failed."""
-    for failed in process.failed:
-        yield f'failure="{failed.how.value}",policy="{failed.kind.label}"', failed.number
-
-
 def _fallbacks(figures: Figures) -> Values:
     for fallback in () if figures.process is None else figures.process.fell_back:
         yield label("what", fallback.what), 1

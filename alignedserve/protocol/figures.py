@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from alignedserve.core import Fallback, PreemptionCause, ServiceClass
-from alignedserve.policies.guard import PolicyFailure
-from alignedserve.policies.kinds import PolicyKind
 
 # Values are counted up to each of these bounds, and beyond the last.
 SPREADS = (64, 256, 1_024, 4_096, 16_384)  # tokens
@@ -118,15 +116,6 @@ class PagesFor:
 
 
 @dataclass(frozen=True, slots=True)
-class FailedPolicy:
-    """How often a custom policy failed in one way, so that the default decided."""
-
-    kind: PolicyKind
-    how: PolicyFailure
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
 class Garbage:
     """The counts of Python's garbage collector for one of its generations."""
 
@@ -179,7 +168,6 @@ class ProcessFigures:
     resident_bytes: int
     num_files: int  # open
     started_at: float  # seconds since 1970
-    failed: tuple[FailedPolicy, ...] = ()  # custom policies, in the process's life
     python: str = ""  # its version
     garbage: tuple[Garbage, ...] = ()  # the youngest generation first
     fell_back: tuple[Fallback, ...] = ()  # what it does otherwise, since something does not work there

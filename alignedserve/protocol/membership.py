@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 from alignedserve.core import Role
 from alignedserve.errors import CastOut
-from alignedserve.forms.messages import FORM_SPEECH
 from alignedserve.protocol.events import LinkGap, MemberJoined, MemberLost, Received
+from alignedserve.protocol.form_messages import FORM_SPEECH
 from alignedserve.protocol.messages import (
     LAUNCHER,
     ROUTER,

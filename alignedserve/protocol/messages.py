@@ -2,7 +2,7 @@
 
 Facts are in the past tense, orders in the imperative. Messages travel as wire frames (wire.py); KV data never does: a
 message carries page and block numbers. What a core hears from its shell is in events.py, its orders in commands.py;
-messages that only a form of KV needs are in forms/messages.py.
+messages that only a form of KV needs are in protocol/form_messages.py.
 
     owner ── Submit, Cancel, Declare ─▶ router ── Prefill ─▶ prefill worker ── Commit ─▶ pool
       ▲                                   │ ▲                                             │
@@ -34,7 +34,6 @@ from alignedserve.core import (
     Usage,
 )
 from alignedserve.explain.decisions import Findings
-from alignedserve.forms.messages import FormMessage
 from alignedserve.protocol.figures import (
     ByClass,
     DecodeLengths,
@@ -44,6 +43,7 @@ from alignedserve.protocol.figures import (
     Stages,
     WorkerLoad,
 )
+from alignedserve.protocol.form_messages import FormMessage
 from alignedserve.scheduling.slo import StepTimes
 
 # --- Membership: every part registers with the router, which announces it to the others.

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from alignedserve.core import Chunk, Decode, Draw, FormOrder, StepPlan
-from alignedserve.forms.orders import FORM_ORDERS
 from alignedserve.protocol import wire
 from alignedserve.protocol.commands import CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
 from alignedserve.protocol.events import KvReceived, KvSent
+from alignedserve.protocol.form_orders import FORM_ORDERS
 from alignedserve.protocol.messages import Member
 
 

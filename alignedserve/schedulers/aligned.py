@@ -22,9 +22,9 @@ from types import MappingProxyType
 
 from alignedserve.cost.model import Kind
 from alignedserve.schedulers.near_lengths import NearLengths
-from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
 from alignedserve.scheduling.policy import Chunking, Grouping, Policy
 from alignedserve.scheduling.slo import Late, Rank
+from alignedserve.worker.scheduler import NO_LIMIT, Scheduler
 from alignedserve.worker.step.ranks import DecodeOrder, RankedRequests, in_turn, last_of_old
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds, StepBuilder, all_decodes

@@ -1,6 +1,6 @@
 """The orders in which requests are served wherever some have to wait.
 
-A scheduler's row names its order (policy.py): the pool, the router and both workers then use the order. An order by a
+A scheduler's rules name its order (policy.py): the pool, the router and both workers then use the order. An order by a
 fixed key of each request is a `ByKey` with a `key` method.
 """
 
@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from alignedserve.core import ServiceClass
-from alignedserve.policies.guard import Guard
-from alignedserve.policies.kinds import RequestInLine
-from alignedserve.scheduling.levels import TOP
 from alignedserve.scheduling.slo import Late, Standing, StepTimes, by_standing
 
 _T = TypeVar("_T")
@@ -53,20 +50,6 @@ class Ordering:
         return self.goes_by_promises and service is ServiceClass.RT
 
 
-class ByAccelGen(Ordering):
-    """AccelGen's order: by slack, reckoned with T_max, the longest time of a step (§4.3).
-
-    Documents go by slack too. Their slack is spread over their steps, so the longest documents have the least; our
-    orders put the document with the fewest predicted steps first (ALISE §3.1).
-    """
-
-    def times_of(self, times: StepTimes) -> StepTimes:
-        return StepTimes(times.most_s, times.most_s)
-
-    def document_key(self, standing: Standing) -> tuple[float, ...]:
-        return (standing.at + standing.slack_s,)
-
-
 class ByKey(Ordering, ABC):
     """An order by a key of each request. A key changes only when the promise says so (Promise.changes_at)."""
 
@@ -84,39 +67,9 @@ class ByKey(Ordering, ABC):
         return sorted(requests, key=place)
 
 
-class ByRemaining(ByKey):
-    """Order by tokens still to run: of the prompt, and of the output as predicted. The fewest go first."""
-
-    def key(self, standing: Standing) -> tuple[float, ...]:
-        return (standing.remaining,)
-
-
-class ByLevels(ByKey):
-    """By level, within a level the shortest first; by arrival above the levels, so that no request waits for ever."""
-
-    def key(self, standing: Standing) -> tuple[float, ...]:
-        return standing.level, standing.remaining if standing.level > TOP else 0.0
-
-
-class ByOwnPolicy(ByKey):
-    """The order of a custom policy. Requests without an answer go last, by when the next step has to begin."""
-
-    def __init__(self, guard: Guard) -> None:
-        super().__init__()
-        self._guard = guard
-
-    def key(self, standing: Standing) -> tuple[float, ...]:
-        starts_by = standing.at + standing.slack_s
-        is_rt, remaining = standing.service is ServiceClass.RT, standing.remaining
-        told = standing.id, is_rt, standing.priority, standing.arrival_at, starts_by, remaining
-        key = self._guard.ask(RequestInLine(*told, standing.is_prompt, standing.is_late))
-        return (1.0, starts_by) if key is None else (0.0, float(key))
-
-
 BY_ARRIVAL = Ordering(is_by_arrival=True)
 # BROS §4.1: a request that is due in 300 ms, with 200 ms of work left, has a slack of 100 ms. The least goes first.
-BY_SLACK, BY_ACCELGEN = Ordering(goes_by_promises=True), ByAccelGen(goes_by_promises=True)
+BY_SLACK = Ordering(goes_by_promises=True)
 # The prompt that is due first goes first. The order by slack puts a long prompt before shorter prompts that are due
 # earlier. Where time is too short for all, the short prompts would be late for a long prompt that is late too.
 BY_DUE = Ordering(goes_by_promises=True, counts_chunks=False)
-BY_REMAINING, BY_LEVELS = ByRemaining(), ByLevels(has_levels=True)

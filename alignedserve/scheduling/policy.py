@@ -3,46 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from alignedserve.forms.rules import Cache as Cache
-from alignedserve.forms.rules import FormOptions
-from alignedserve.forms.rules import Layout as Layout
-from alignedserve.policies.guard import NO_POLICIES, OwnPolicies
-from alignedserve.policies.kinds import PolicyKind
 from alignedserve.scheduling import orders
+from alignedserve.scheduling.form_rules import Cache as Cache
+from alignedserve.scheduling.form_rules import FormOptions
+from alignedserve.scheduling.form_rules import Layout as Layout
 from alignedserve.scheduling.levels import AGE_S
-from alignedserve.scheduling.orders import ByOwnPolicy, Ordering
+from alignedserve.scheduling.offered import of_papers, offered
+from alignedserve.scheduling.orders import Ordering
 from alignedserve.scheduling.slo import Late
 
-
-class SchedulerName(str, Enum):
-    """The scheduler of a deployment: ours, or another system's (alignedserve/schedulers/)."""
-
-    ALIGNED = "aligned"  # by promises; chats take the time, the seats and the memory of documents (BROS §4.2)
-    BEST_FIT = "best_fit"  # the same; among about equally urgent chats, the best fill of what is left (AccelGen §4.4)
-    BROS = "bros"  # the same as ALIGNED; chats by the slack that all their work leaves (BROS §4.1)
-    SHORTEST = "shortest"  # the shortest remaining request first
-    ALISE = "alise"  # by five levels of predicted steps; lower levels are swapped out for higher levels
-    ACCELGEN = "accelgen"  # by slack, with the budget and the best fit of AccelGen's own formulas
-    ACCELGEN_NO_BATCH = "accelgen_no_batch"  # the same, strictly by slack (AccelGen §6.3, /Batch)
-    ACCELGEN_NO_ORDER = "accelgen_no_order"  # the same as ACCELGEN, by arrival (AccelGen §6.3, /Order)
-    FCFS = "fcfs"  # by arrival; the newest request leaves where memory is short
-    VLLM_V0 = "vllm_v0"  # the same: whole prompts alone whenever one fits, else decodes
-    VLLM_V1 = "vllm_v1"  # the same: decodes, then chunks of prompts
-    ORCA = "orca"  # the same: whole prompts beside decodes
-    SARATHI = "sarathi"  # the same: decodes, then chunks of prompts that have begun, then of new ones
-    FASTGEN = "fastgen"  # the same: prompts split and composed, with memory chunk by chunk
-    DISTSERVE = "distserve"  # the same: on prefill workers and decode workers apart
-    LONGEST = "longest"  # by arrival; the longest request of the old batch leaves (AlignedServe §3.4)
-    ROUND_ROBIN = "round_robin"  # chats and documents in alternate steps, each by arrival
-    MLFQ = "mlfq"  # by five levels of service; the request that was served most leaves
-    FASTSERVE = "fastserve"  # the same; long prompts begin in lower levels, which are swapped out for higher levels
-    APT_SERVE = "apt_serve"  # memory by pending time per memory (Apt-Serve §5)
-    TGI = "tgi"  # by arrival; whole prompts interrupt decodes once enough prompts wait
+ALIGNED = "aligned"  # ours: by promises; chats take the time, the seats and the memory of documents
 
 
 class Chunking(str, Enum):
@@ -86,51 +61,34 @@ class Predictor(str, Enum):
 
 
 Takes = Mapping[str, Sequence[Any]]  # other options of a policy -> the values that go with this option
-_AT_ONCE_OR_BY_BLOCK = (Room.WHOLE, Room.GROWING)
-_KV, _PLAIN = {"cache": (Cache.KV,)}, {"blocks": (Layout.PLAIN,)}
-_BY_SERVICE = {"chunking": (Chunking.NONE, Chunking.FIXED), "room": _AT_ONCE_OR_BY_BLOCK, **_PLAIN}
-_ORDER_TOO = (PolicyKind.ORDER, PolicyKind.SCHEDULER)
 
 
 @dataclass(frozen=True)
 class SchedulerRules:
-    """What other parts know of a scheduler. They do not load its code."""
+    """What other parts know of a scheduler. They do not load the code of ours, nor that of the papers'."""
 
     ordering: Ordering = orders.BY_ARRIVAL  # in which requests are served wherever some have to wait
     fills: bool = True  # each plan gives prompts their seats; else prompts are seated by arrival, before a plan
     is_rt_first: bool = False  # chats take seats and memory of documents; else both are equal
     swaps: tuple[Room, ...] = ()  # where requests take memory and seats of lower levels
-    own: tuple[PolicyKind, ...] = (PolicyKind.SCHEDULER,)  # what a custom policy may decide
-    takes: Takes = field(default_factory=lambda: _KV)
+    takes: Takes = field(default_factory=lambda: {"cache": (Cache.KV,)})
 
 
-_FCFS = SchedulerRules(fills=False)
-_TURNS = SchedulerRules(fills=False, own=(), takes=_KV | _BY_SERVICE)  # by class or past service, not by promises
-RULES: dict[SchedulerName, SchedulerRules] = {
-    SchedulerName.ALIGNED: SchedulerRules(orders.BY_DUE, is_rt_first=True, own=_ORDER_TOO, takes={}),
-    SchedulerName.BEST_FIT: SchedulerRules(orders.BY_DUE, is_rt_first=True, takes={}),
-    SchedulerName.BROS: SchedulerRules(orders.BY_SLACK, is_rt_first=True, own=_ORDER_TOO, takes={}),
-    SchedulerName.SHORTEST: SchedulerRules(orders.BY_REMAINING, own=_ORDER_TOO),
-    SchedulerName.ALISE: SchedulerRules(  # "defers" newcomers where memory is given at once (ALISE §4.3)
-        orders.BY_LEVELS, swaps=(Room.GROWING, Room.CHUNKS), own=_ORDER_TOO, takes=_KV | _PLAIN
-    ),
-    SchedulerName.ACCELGEN: SchedulerRules(orders.BY_ACCELGEN),
-    SchedulerName.ACCELGEN_NO_BATCH: SchedulerRules(orders.BY_ACCELGEN),
-    SchedulerName.ACCELGEN_NO_ORDER: SchedulerRules(),
-    SchedulerName.FCFS: _FCFS,
-    SchedulerName.VLLM_V0: _FCFS,
-    SchedulerName.VLLM_V1: _FCFS,
-    SchedulerName.ORCA: _FCFS,
-    SchedulerName.SARATHI: _FCFS,
-    SchedulerName.FASTGEN: _FCFS,
-    SchedulerName.DISTSERVE: _FCFS,
-    SchedulerName.LONGEST: _FCFS,
-    SchedulerName.ROUND_ROBIN: _TURNS,
-    SchedulerName.MLFQ: _TURNS,
-    SchedulerName.FASTSERVE: replace(_TURNS, swaps=_AT_ONCE_OR_BY_BLOCK),
-    SchedulerName.APT_SERVE: replace(_TURNS, takes=_BY_SERVICE),
-    SchedulerName.TGI: replace(_TURNS, takes=_KV | {"chunking": (Chunking.NONE,)}),
-}
+_ALIGNED = SchedulerRules(orders.BY_DUE, is_rt_first=True, takes={})
+
+
+def rules_of(scheduler: str) -> SchedulerRules:
+    """Return what other parts know of the scheduler of this name. Raises ConfigError."""
+    if scheduler == ALIGNED:
+        return _ALIGNED
+    papers = of_papers("rules")
+    if papers is not None and scheduler in papers.RULES:
+        found: SchedulerRules = papers.RULES[scheduler]
+    else:
+        found = offered(scheduler).rules
+    return found
+
+
 _OF_ROOM: Mapping[Room, Takes] = {
     Room.GROWING: {"reserve": (0,)},
     Room.CHUNKS: {"reserve": (0,), "chunking": (Chunking.FIXED, Chunking.SLO)},
@@ -139,7 +97,7 @@ _OF_ROOM: Mapping[Room, Takes] = {
 
 @dataclass(frozen=True)
 class Policy(FormOptions):
-    scheduler: SchedulerName = SchedulerName.ALIGNED
+    scheduler: str = ALIGNED
     chunking: Chunking = Chunking.SLO
     room: Room = Room.GROWING
     grouping: Grouping = Grouping.ALIGNED
@@ -148,12 +106,9 @@ class Policy(FormOptions):
     expected_output: int = 256  # expected tokens of an output without a prediction
     age_s: float = AGE_S  # after which a best-effort request that is not served rises a level
     expected_chunk: int = 512  # tokens of a best-effort prompt in a step
-    window_s: float = 0.75  # width in slack of the windows in which the best fit chooses (gamma)
-    long_prompt: int = 4096  # tokens; by AccelGen's rules a single prompt of this length is unfinished at a time
     budget_pivots: float = 4.0  # most prompt tokens of a step with slo chunking, in multiples of S_pf
     predictor: Predictor = Predictor.HASH
     reserve: int = 0  # least tokens of memory that a request gets with room whole
-    waiting_ratio: float = 0.0  # of TGI: waiting prompts per decode from which prompts interrupt decodes
     handoff: Handoff = Handoff.ROOM
     pinning: bool = True  # whether real-time requests that cannot wait go straight to a decode worker
     evict: bool = True  # whether preempted requests keep their KV elsewhere; otherwise they are recomputed
@@ -161,41 +116,26 @@ class Policy(FormOptions):
     least_moved: int = 64  # least output tokens worth a move from a prefill worker that could decode them
     slo_scale: float = 1.0  # of what chats are promised: the times that steps are planned for
     refuse_ttfts: float = 2.0  # most ttfts that a chat may wait for others in a burst, else it is refused; 0: none
-    own: OwnPolicies = NO_POLICIES  # decide in place of what is above
-
-    def of_part(self, own: OwnPolicies) -> Policy:
-        """Return the same policy for a part with separate custom policies."""
-        return self if own.source is None else replace(self, own=own)
 
     @property
     def problem(self) -> str | None:
         """Return why these options mean nothing together, or None."""
-        rules = RULES[self.scheduler]
+        rules = self.rules
         options = {"scheduler": rules.takes, "room": _OF_ROOM.get(self.room, {}), **self.block_use.takes}
         for option, takes in options.items():
             for other, values in takes.items():
                 if getattr(self, other) not in values:
                     return _unfit(option, getattr(self, option), other, getattr(self, other), values)
-        for kind in _ORDER_TOO:
-            if self.own.decides(kind) and kind not in rules.own:
-                names = [name for name, others in RULES.items() if kind in others.own]
-                return _unfit("a policy for", kind.label, "scheduler", self.scheduler, names)
-        if self.waiting_ratio and self.scheduler is not SchedulerName.TGI:
-            return f"waiting_ratio goes not with scheduler {self.scheduler.value}: set scheduler to tgi"
         return None
 
     @property
     def why_not_ahead(self) -> str | None:
         """Return why no step can be planned while the step before runs, or None."""
-        if self.own.decides(PolicyKind.SCHEDULER):
-            return "a policy for scheduler is asked before each step"
         return self.block_use.why_not_ahead
 
     @cached_property
     def rules(self) -> SchedulerRules:
-        """Return what holds of the scheduler; in a custom order both classes are equal, and none is swapped out."""
-        guard = self.own.guard(PolicyKind.ORDER)
-        return RULES[self.scheduler] if guard is None else SchedulerRules(ByOwnPolicy(guard))
+        return rules_of(self.scheduler)
 
     @cached_property  # read at every step
     def ordering(self) -> Ordering:

@@ -1,6 +1,5 @@
 """The shell, which runs a core as a process: the turn loop, links between processes, the clock and logs.
 
-answer_limit.py  Ends a custom policy that does not answer.
 bounded_threads.py  Threads for work on what clients send, which is given up after a while.
 clock.py         The clock of every process, which never jumps.
 control.py       How a user speaks to a running deployment: `alignedserve stop`, `alignedserve scale`.

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Protocol
 
 import msgspec
@@ -20,13 +19,11 @@ from alignedserve.architectures.families.model_config import ModelConfig, read_c
 from alignedserve.config.config import Config, parse, without_secrets
 from alignedserve.core import OWNERS, Role
 from alignedserve.locks import NotPrivate
-from alignedserve.policies.guard import OwnPolicies
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import AtWork, Event
 from alignedserve.protocol.messages import ROUTER, Heartbeat, Life, Member, rank_suffix
 from alignedserve.protocol.wire import MOST_FRAME_BYTES
 from alignedserve.scheduling.policy import Policy
-from alignedserve.shell.answer_limit import AnswerLimit
 from alignedserve.shell.clock import Clock, ClockOrigin
 from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.shell.links import Links, Pulse, inbox, remove_sockets
@@ -163,9 +160,7 @@ class Place:
 
     @cached_property
     def policy(self) -> Policy:
-        """Return the policy of this part. Custom policies get a stopwatch and a limit: a core has no clock."""
-        own = OwnPolicies(self.config.schedule.policy, stopwatch=perf_counter, limit=AnswerLimit())
-        return self.config.policy.of_part(own)
+        return self.config.policy
 
     @property
     def folder(self) -> Path:
@@ -209,8 +204,7 @@ class Part(Place):
         begin_aside: BeginAside | None = None,
         give_up_on: Callable[[Event], list[Command] | None] = lambda _: None,
     ) -> Shell:
-        lives, failures = self.spec.lives, self.policy.own.failures
-        return Shell(core, self.links, self.clock, hands, begin_aside, lives, failures, give_up_on, self.at_work)
+        return Shell(core, self.links, self.clock, hands, begin_aside, self.spec.lives, give_up_on, self.at_work)
 
     def run(
         self,

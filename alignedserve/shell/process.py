@@ -8,7 +8,6 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -17,10 +16,8 @@ from alignedserve.fallbacks import fallbacks
 from alignedserve.machine.energy import metered
 from alignedserve.machine.gpus import GpuUse, OpenDriver
 from alignedserve.machine.resources import memory
-from alignedserve.policies.guard import Failures
 from alignedserve.protocol.figures import (
     EnergyFigures,
-    FailedPolicy,
     Garbage,
     GpuFigures,
     MachineFigures,
@@ -35,22 +32,14 @@ FRESH_S = 5.0  # the same of the machine: where there are many cores, /proc/stat
 class OwnProcess:
     """The figures of this process, read at most once a second."""
 
-    def __init__(self, failures: Failures | None = None) -> None:
-        self._failures = failures or Failures()
+    def __init__(self) -> None:
         self._figures: ProcessFigures | None = None
         self._read_at = -inf
 
     def figures(self, now: float) -> ProcessFigures | None:
         if now - self._read_at >= _FRESH_S:
-            self._figures, self._read_at = self._read(), now
+            self._figures, self._read_at = own_process(), now
         return self._figures
-
-    def _read(self) -> ProcessFigures | None:
-        found = own_process()
-        if found is None or not self._failures.counts:
-            return found
-        failed = (FailedPolicy(*key, number) for key, number in sorted(self._failures.counts.items()))
-        return replace(found, failed=tuple(failed))
 
 
 def own_process() -> ProcessFigures | None:

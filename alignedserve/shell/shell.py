@@ -16,11 +16,10 @@ from typing import TypeAlias
 
 from alignedserve.core import Entry, Request
 from alignedserve.errors import AlignedServeError, WireError
-from alignedserve.forms.messages import Evict, Prefetched
-from alignedserve.policies.guard import Failures
 from alignedserve.protocol import messages
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import AtWork, Event, Post, StepDone, Unsent, attempts_of
+from alignedserve.protocol.form_messages import Evict, Prefetched
 from alignedserve.protocol.membership import membership_of
 from alignedserve.shell.clock import Clock
 from alignedserve.shell.links import LinkFull, Links
@@ -46,14 +45,13 @@ class Shell(TurnLoop):
         hands: Hands | None = None,
         begin_aside: BeginAside | None = None,
         lives: Iterable[messages.Life] = (),
-        failures: Failures | None = None,
         give_up_on: Callable[[Event], list[Command] | None] = lambda _: None,
         at_work: AtWork | None = None,
     ) -> None:
-        """`lives` are those that the launcher had started when a router starts; `failures` those of own policies. What
-        `give_up_on` returns is done where the core has failed at an event and goes on."""
+        """`lives` are those that the launcher had started when a router starts. What `give_up_on` returns is
+        done where the core has failed at an event and goes on."""
         super().__init__(core, hands or NoHands(), membership_of(links.name, links.incarnation, lives), clock)
-        self._links, self._begin_aside, self._own = links, begin_aside, OwnProcess(failures)
+        self._links, self._begin_aside, self._own = links, begin_aside, OwnProcess()
         self._give_up_on, self._at_work = give_up_on, at_work or AtWork()
         self._in_two = core if isinstance(core, CoreInTwo) else None
         self._posted: deque[Event | Exception] = deque()  # results of work, and what other threads post

@@ -11,9 +11,9 @@ from alignedserve.config.choices import Dtype
 from alignedserve.config.config import Config
 from alignedserve.core import WorkerLimits, units_for
 from alignedserve.errors import ConfigError
-from alignedserve.forms.pool.int8_layout import Int8Layout
-from alignedserve.forms.rules import Compression
-from alignedserve.kvpool.arena.extents import TOGETHER, Extents, PageBytes
+from alignedserve.protocol.extents import TOGETHER, Extents, PageBytes
+from alignedserve.protocol.int8_layout import Int8Layout
+from alignedserve.scheduling.form_rules import Compression
 from alignedserve.sizing.model_folder import check_dummy
 
 _MIB = 1 << 20

@@ -7,7 +7,7 @@ will be. Therefore each deployment has a file in shared memory:
     4711 183920       a worker's process: its pid, and when it began
     4712 183924
 
-The launcher makes it and the workers add themselves; all keep it locked (kvpool/arena/shared_files.py), so the file of
+The launcher makes it and the workers add themselves; all keep it locked (machine/shared_files.py), so the file of
 a deployment that has ended is stale. What these processes hold already, and what the pool's file takes, the system
 counts by itself.
 """
@@ -21,9 +21,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from alignedserve.errors import ArenaError
-from alignedserve.kvpool.arena.shared_files import alone, is_stale, lock_folder, new_file
 from alignedserve.locks import LockHeld, NotPrivate, locked
 from alignedserve.machine.living_process import LivingProcess
+from alignedserve.machine.shared_files import alone, is_stale, lock_folder, new_file
 
 _NAME = "claim"
 _PLANS_S = 60.0  # for the lock of a plan, which takes less than a second

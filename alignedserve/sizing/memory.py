@@ -18,9 +18,9 @@ from alignedserve.architectures.weight_files import (
 from alignedserve.config.choices import LoadFormat, TransportName
 from alignedserve.config.config import Config
 from alignedserve.errors import MemoryTooSmall
-from alignedserve.kvpool.arena.shared_files import DEVICE_CACHE, POOL, Use
 from alignedserve.machine.gpus import gpu_memory
 from alignedserve.machine.resources import memory
+from alignedserve.machine.shared_files import DEVICE_CACHE, POOL, Use
 from alignedserve.sizing.adapters import adapter_room
 from alignedserve.sizing.capacity import Capacity
 from alignedserve.sizing.claims import claimed

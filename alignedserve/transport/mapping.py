@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from alignedserve.kvpool.arena.shared_files import DEVICE_CACHE, alone, fill, unlink
+from alignedserve.machine.shared_files import DEVICE_CACHE, alone, fill, unlink
 
 
 class NotMapped(Exception):

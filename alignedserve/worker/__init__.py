@@ -1,6 +1,7 @@
 """What a worker's core is made of, whether requests decode there or not: the requests, the memory, the pool, the pace.
 
 setup.py        What a worker's core is made with, and how it takes a request in.
+scheduler.py    The interface of a scheduler, which plans the steps of one worker.
 caller_shares.py  Makes requests beyond a caller's part of a worker give way.
 part.py         What parts have in common: the verbs that concern all of them.
 requests.py     The requests on a worker by their states: the one place that takes a request from state to state.

@@ -19,13 +19,13 @@ from typing import TypeAlias
 
 from alignedserve.core import Entry, PreemptionCause, units_for
 from alignedserve.protocol.commands import Command, CopyOut
-from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
 from alignedserve.scheduling.lengths import room_for
 from alignedserve.scheduling.policy import Room
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
+from alignedserve.worker.scheduler import NO_LIMIT, Scheduler
 from alignedserve.worker.step.blocks import Blocks, NamedBlocks, add_blocks, keep_as, lose_kv, take_blocks
 from alignedserve.worker.step.device_pages import DevicePages, NextPages
 from alignedserve.worker.step.ranks import as_they_leave, in_order

@@ -40,9 +40,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from alignedserve.errors import ArenaError
-from alignedserve.kvpool.arena.extents import MEMORY_PAGE, Extents, PageBytes, PageKind
 from alignedserve.kvpool.arena.numa import NumaPlace, running_on
-from alignedserve.kvpool.arena.shared_files import alone, check_space, fill, new_file, open_file, remove_stale, unlink
+from alignedserve.machine.shared_files import alone, check_space, fill, new_file, open_file, remove_stale, unlink
+from alignedserve.protocol.extents import MEMORY_PAGE, Extents, PageBytes, PageKind
 
 _MAGIC = b"ALGNSRVE"
 _VERSION = 3

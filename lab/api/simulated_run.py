@@ -21,13 +21,14 @@ from alignedserve.explain.trace_file import trace_of
 from alignedserve.lab.loads.figures import tables
 from alignedserve.lab.loads.records import record_file
 from alignedserve.lab.loads.records.records import RequestOutcome, RequestRecord, RunRecord
+from alignedserve.lab.loads.workload import Mixture
 from alignedserve.lab.reports import plots, report
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.timeline import timeline
 from alignedserve.lab.reports.trial import SimulationTrial, TrialRun
 from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.simulator.settings import gateways_of
-from alignedserve.lab.trials.building import GivenObjects, settings_of
+from alignedserve.lab.trials.building import settings_of
 from alignedserve.lab.trials.running import run_filmed
 from alignedserve.protocol.commands import Send
 from alignedserve.protocol.events import Received
@@ -56,7 +57,7 @@ class SimulatedRun:
     """A run that has ended. Printed, it is the table of `alignedserve simulate`; times are seconds since it began."""
 
     trial: SimulationTrial
-    _given: GivenObjects
+    _given: Mixture | None
     record: RunRecord  # all that happened: the figures and the tables follow from it
     _simulation: Simulation
 
@@ -76,11 +77,6 @@ class SimulatedRun:
     @property
     def notes(self) -> tuple[str, ...]:
         return self.record.notes
-
-    @property
-    def policy_failures(self) -> list[str]:
-        """Return how often custom policies failed, so that the default decided."""
-        return self._simulation.policy_failures.lines()
 
     @cached_property
     def _run(self) -> TrialRun:

@@ -1,4 +1,4 @@
-"""Simulates from Python: the same workloads, deployments and policies as the command `alignedserve simulate` takes.
+"""Simulates from Python: the same workloads, deployments and settings as the command `alignedserve simulate` takes.
 
 what is given ──▶ a trial, and objects that no words can say ──▶ lab/trials, as for the command ──▶ a run
 """
@@ -10,14 +10,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from alignedserve.api.deployment import Setting, text_of
-from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.config.presets import DEFAULT
 from alignedserve.config.topology import Topology
 from alignedserve.errors import SimulateError
@@ -32,13 +31,11 @@ from alignedserve.lab.processes import processes
 from alignedserve.lab.reports import plots, report
 from alignedserve.lab.reports.trial import OnProgress, SimulationTrial, TrialRun, trials
 from alignedserve.lab.simulator.run import Simulation
-from alignedserve.lab.trials.building import GivenObjects, check_rates, settings_of, trial_of
+from alignedserve.lab.trials.building import check_rates, settings_of, trial_of
 from alignedserve.lab.trials.running import finished
-from alignedserve.policies.kinds import OwnPolicy
-from alignedserve.policies.source import GivenPolicies, PolicySource, check
+from alignedserve.progress import ProgressBar
 
 Workload: TypeAlias = str | Path | Mixture | Stream | Table
-Policies: TypeAlias = str | Path | PolicySource | type[OwnPolicy] | Sequence[type[OwnPolicy]]
 Transport: TypeAlias = Literal["host", "direct"]
 
 _NO_WORDS = "given"  # stands for a workload that is an object
@@ -48,7 +45,6 @@ def simulate(
     workload: Workload = defaults.WORKLOAD,
     *,
     preset: str = DEFAULT,
-    policy: Policies | None = None,
     cluster: str | Topology | None = None,
     profile: str | Path = defaults.PROFILE,
     transport: Transport | None = None,
@@ -61,13 +57,10 @@ def simulate(
     """Run a workload through a whole deployment in virtual time.
 
     Each keyword is a flag of `alignedserve simulate` and takes its words; `settings` are those of its --set. A
-    workload may also be an object, a table of requests, or the tree of a workload's file; a policy may be a class.
+    workload may also be an object, a table of requests, or the tree of a workload's file.
     On a terminal a bar shows the progress. Raises an AlignedServeError of one line where something cannot be.
     """
-    words = {"schedule.policy": str(policy)} if isinstance(policy, str | Path) else {}
-    settings = {**(settings or {}), **words}
-    common, mixture = _common(workload, cluster, profile, transport, gateway_ms, settings, [preset])
-    given = GivenObjects(mixture, None if words else _source(policy))
+    common, given = _common(workload, cluster, profile, transport, gateway_ms, settings or {}, [preset])
     [trial] = _trials(common, [preset], [seed], [] if rate is None else [rate])
     simulation = Simulation(settings_of(trial, given))
     with _bar(trial.name, shows) as on_progress:
@@ -76,14 +69,14 @@ def simulate(
 
 @dataclass(frozen=True)
 class System:
-    """A preset, and custom policies in it, that a comparison shows under a name."""
+    """A preset, and settings in it, that a comparison shows under a name."""
 
     name: str
     preset: str = DEFAULT
-    policy: Policies | None = None
+    settings: Mapping[str, Setting] = field(default_factory=dict)
 
 
-AnySystem: TypeAlias = str | Path | type[OwnPolicy] | System
+AnySystem: TypeAlias = str | System
 
 
 def compare(
@@ -100,23 +93,22 @@ def compare(
     jobs: int | None = None,
     shows: bool = True,
 ) -> Comparison:
-    """Run presets and policies over the same arrivals, each seed and each rate once, in as many processes as cores.
+    """Run systems over the same arrivals, each seed and each rate once, in as many processes as cores.
 
-    A system is the name of a preset, a policy's class or file in the default preset, or a `System`.
+    A system is the name of a preset, or a `System`.
     """
     one_or_more = systems if isinstance(systems, Sequence) and not isinstance(systems, str) else [systems]
-    named = _named([*map(_system, one_or_more)])
+    named = _named([it if isinstance(it, System) else System(it, it) for it in one_or_more])
     presets = [system.preset for system in named.values()]
-    common, mixture = _common(workload, cluster, profile, transport, gateway_ms, settings or {}, presets)
-    givens = {name: GivenObjects(mixture, _source(system.policy)) for name, system in named.items()}
+    common, given = _common(workload, cluster, profile, transport, gateway_ms, settings or {}, presets)
     orders = [
-        _ComparedRun(trial, replace(trial, preset=named[trial.preset].preset), givens[trial.preset])
+        _ComparedRun(trial, _of_system(trial, named[trial.preset]), given)
         for trial in _trials(common, [*named], seeds, rates)
     ]
     for order in orders:
         settings_of(order.trial, order.given)
     found: dict[SimulationTrial, TrialRun] = {}
-    with _bar("runs", shows) as on_progress, processes(_jobs(jobs, [*givens.values()])) as started:
+    with _bar("runs", shows) as on_progress, processes(_jobs(jobs, given)) as started:
         for run in started.as_done(_figures, orders):
             found[run.trial] = run
             on_progress(len(found), len(orders))
@@ -158,7 +150,7 @@ class _ComparedRun:
 
     shown: SimulationTrial  # with the system's name in place of its preset
     trial: SimulationTrial
-    given: GivenObjects
+    given: Mixture | None
 
 
 def _figures(order: _ComparedRun) -> TrialRun:
@@ -182,9 +174,17 @@ def _common(
     mixture = _mixture(workload)
     words = str(workload) if mixture is None else _NO_WORDS
     where = None if cluster is None else str(cluster)
-    options = [f"{path}={text_of(value)}" for path, value in settings.items()]
     gateway_ms = _number("gateway_ms", gateway_ms)
-    return trial_of(presets, words, where, str(profile), transport, gateway_ms, options), mixture
+    return trial_of(presets, words, where, str(profile), transport, gateway_ms, _options(settings)), mixture
+
+
+def _options(settings: Mapping[str, Setting]) -> list[str]:
+    return [f"{path}={text_of(value)}" for path, value in settings.items()]
+
+
+def _of_system(trial: SimulationTrial, system: System) -> SimulationTrial:
+    """Return the trial with the preset and the settings of the system, whose name it has."""
+    return replace(trial, preset=system.preset, options=(*trial.options, *_options(system.settings)))
 
 
 def _mixture(workload: Workload) -> Mixture | None:
@@ -200,20 +200,6 @@ def _mixture(workload: Workload) -> Mixture | None:
             return build(dict(workload), "workload", Path())
         case _:
             return trace_of(workload)
-
-
-def _source(policy: Policies | None) -> PolicySource | None:
-    match policy:
-        case None | PolicySource():
-            return check(policy)
-        case str() | Path():
-            return check(PolicySource.parse(str(policy)))
-        case type():
-            return check(GivenPolicies.of_classes(policy))
-        case list() | tuple() if all(isinstance(each, type) for each in policy):
-            return check(GivenPolicies.of_classes(*policy))
-        case _:
-            raise SimulateError(f"policy must be a class, a list of classes or the name of a file, not {policy!r:.60}")
 
 
 def _trials(
@@ -238,18 +224,6 @@ def _once(what: str, values: Sequence[Any]) -> Sequence[Any]:
     return values
 
 
-def _system(given: AnySystem) -> System:
-    match given:
-        case System():
-            return given
-        case type():
-            return System(given.__name__, policy=given)
-        case Path() | str() if str(given).endswith(".py"):
-            return System(Path(given).stem, policy=given)
-        case _:
-            return System(str(given), str(given))
-
-
 def _named(systems: Sequence[System]) -> dict[str, System]:
     if not systems:
         raise SimulateError("name at least one system to run, such as aligned")
@@ -257,11 +231,11 @@ def _named(systems: Sequence[System]) -> dict[str, System]:
     return {system.name: system for system in systems}
 
 
-def _jobs(wanted: int | None, givens: Sequence[GivenObjects]) -> int | None:
+def _jobs(wanted: int | None, given: Mixture | None) -> int | None:
     """Return the number of processes, if it matters: one where they would not know what is defined in a script."""
     if wanted is not None and (not isinstance(wanted, int) or wanted < 1):
         raise SimulateError(f"jobs must be a whole number of 1 or more, not {wanted!r:.40}")
-    if all(map(_travels, givens)):
+    if _travels(given):
         return wanted
     if wanted is None or wanted == 1:
         return 1
@@ -270,10 +244,10 @@ def _jobs(wanted: int | None, givens: Sequence[GivenObjects]) -> int | None:
     )
 
 
-def _travels(given: GivenObjects) -> bool:
-    """Return whether another process knows all that the objects are made of."""
+def _travels(given: Mixture | None) -> bool:
+    """Return whether another process knows all that the workload is made of."""
     try:
-        return b"__main__" not in pickle.dumps((given.workload, getattr(given.policy, "classes", ())))
+        return b"__main__" not in pickle.dumps(given)
     except (pickle.PicklingError, AttributeError, TypeError):
         return False
 

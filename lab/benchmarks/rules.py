@@ -44,10 +44,10 @@ from alignedserve.lab.benchmarks.common.simulating import of_each, record_of, sa
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.schedulers import aligned
 from alignedserve.schedulers.near_lengths import NearLengths
-from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling import dues
 from alignedserve.scheduling.levels import Level
 from alignedserve.worker.pace import ArrivalForecast
+from alignedserve.worker.scheduler import Scheduler
 from alignedserve.worker.step.device_pages import NextPages
 from alignedserve.worker.step.seating import RecentNeed
 from alignedserve.worker.step.view import StepContext

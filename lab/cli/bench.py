@@ -24,11 +24,10 @@ import httpx
 
 from alignedserve.cli.remote.batch import ENDED, BatchApi, Unreachable
 from alignedserve.cli.remote.options import BatchOptions
-from alignedserve.cli.terminal.interrupt import INTERRUPTED
-from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.core import ServiceClass
 from alignedserve.errors import AlignedServeError, BatchError, WorkloadError, file_errors
 from alignedserve.http_client import RemoteServer, api_at, complaint
+from alignedserve.interrupt import INTERRUPTED
 from alignedserve.lab.bench import report
 from alignedserve.lab.bench.answer import AskFailure
 from alignedserve.lab.bench.connections import Address
@@ -45,6 +44,7 @@ from alignedserve.lab.loads.records.records import RunRecord
 from alignedserve.lab.loads.workload import Arrival, Load, Mixture
 from alignedserve.lab.loads.workload.spec import read_workload
 from alignedserve.lab.loads.workload.stream import Stream
+from alignedserve.progress import ProgressBar
 from alignedserve.shell.event_loop import end_tasks, run_loop
 
 _ENDS = (signal.SIGINT, signal.SIGTERM)

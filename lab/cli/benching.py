@@ -20,8 +20,8 @@ from alignedserve.cli.terminal.arguments import (
     switch,
     whole,
 )
-from alignedserve.cli.terminal.interrupt import LeavesAtOnce
 from alignedserve.errors import ConfigError
+from alignedserve.interrupt import LeavesAtOnce
 from alignedserve.lab.loads import defaults
 
 

@@ -6,7 +6,6 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -14,18 +13,12 @@ from alignedserve.cli.terminal.arguments import check_writable
 from alignedserve.lab.cli.simulating import WhatIsFuzzed
 from alignedserve.lab.fuzzing.fuzz import FuzzVerdict, attempt, record
 from alignedserve.lab.fuzzing.recording import first_difference, read_scenario, repeated, tell
-from alignedserve.lab.fuzzing.scenario import Scenario, lines
+from alignedserve.lab.fuzzing.scenario import lines
 from alignedserve.lab.fuzzing.scenario_drawing import draw_scenario
 from alignedserve.lab.fuzzing.shrink import shrink
 from alignedserve.lab.processes import processes
-from alignedserve.policies.guard import OwnPolicies
 
 _TELL_EVERY_S = 5.0
-
-
-def _scenario(asked: WhatIsFuzzed, seed: int) -> Scenario:
-    drawn = draw_scenario(seed)
-    return drawn if asked.policy is None else drawn.with_own(OwnPolicies(asked.policy))
 
 
 def run(asked: WhatIsFuzzed) -> int:
@@ -84,7 +77,7 @@ def _many(asked: WhatIsFuzzed) -> int:
     seeds = count(asked.start) if asked.until_failure else range(asked.start, asked.start + asked.seeds)
     tally = _FuzzTally()
     with processes(asked.jobs) as started:
-        for verdict in started.in_order(partial(_try, asked), seeds):  # the number of jobs changes no output
+        for verdict in started.in_order(_try, seeds):  # the number of jobs changes no output
             tally.add(verdict)
             tally.tell_now_and_then()
             if verdict.failure is not None:
@@ -99,15 +92,15 @@ def _many(asked: WhatIsFuzzed) -> int:
     return 1 if tally.failed else 0
 
 
-def _try(asked: WhatIsFuzzed, seed: int) -> FuzzVerdict:
-    return attempt(_scenario(asked, seed))
+def _try(seed: int) -> FuzzVerdict:
+    return attempt(draw_scenario(seed))
 
 
 # --- One seed
 
 
 def _run_seed(asked: WhatIsFuzzed, seed: int) -> int:
-    scenario = _scenario(asked, seed)
+    scenario = draw_scenario(seed)
     verdict = attempt(scenario) if asked.save is None else record(scenario, asked.save)
     print("\n".join(lines(scenario)))
     print(f"seed {seed}: {verdict}, {verdict.num_events} events, digest {verdict.digest}")
@@ -122,14 +115,13 @@ def _explain(verdict: FuzzVerdict, asked: WhatIsFuzzed) -> None:
     """Print the shrunk schedule, and the command that shows it again."""
     assert verdict.failure is not None
     print(f"\nseed {verdict.seed}, shrunk:")
-    smallest = shrink(_scenario(asked, verdict.seed), verdict.failure.rule)
+    smallest = shrink(draw_scenario(verdict.seed), verdict.failure.rule)
     print("\n".join(f"  {line}" for line in lines(smallest)))
     print(f"  it breaks {attempt(smallest)}")
     if asked.save is not None:
         record(smallest, asked.save)
         print(f"replay it, shrunk: alignedserve fuzz --replay {asked.save}")
-    own = "" if asked.policy is None else f" --policy {asked.policy.name}"
-    print(f"replay: alignedserve fuzz --seed {verdict.seed}{own}")
+    print(f"replay: alignedserve fuzz --seed {verdict.seed}")
 
 
 def _replay(saved: Path) -> int:

@@ -12,14 +12,13 @@ from typing import Any
 
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.cli.terminal.arguments import check_writable
-from alignedserve.cli.terminal.interrupt import INTERRUPTED, hear_sigterm_as_ctrl_c
-from alignedserve.cli.terminal.progress import ProgressBar, about
 from alignedserve.config.config import dump, every_setting, load, of_preset, plain, settings
 from alignedserve.config.setting import leaves
 from alignedserve.config.sources import read_yaml
 from alignedserve.config.topology import Topology
 from alignedserve.core import ServiceClass
 from alignedserve.errors import ConfigError, ProfileError, SimulateError
+from alignedserve.interrupt import INTERRUPTED, hear_sigterm_as_ctrl_c
 from alignedserve.lab.cli.simulating import WhatIsPlanned
 from alignedserve.lab.devices import devices
 from alignedserve.lab.loads.figures.tables import write
@@ -38,6 +37,7 @@ from alignedserve.lab.reports import plots
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.trials.building import cluster_of, config_of, device_of, settings_of, workload_of
+from alignedserve.progress import ProgressBar, about
 
 _FRESH = 3  # seeds of the check
 _RANKS = (1, 2, 4, 8)  # GPUs of a worker, for devices that name a GPU alone

@@ -16,9 +16,8 @@ from typing import TypeAlias
 
 import alignedserve
 from alignedserve.cli.plotting import new_figure
-from alignedserve.cli.terminal.interrupt import INTERRUPTED
-from alignedserve.cli.terminal.progress import ProgressBar, about
 from alignedserve.errors import SimulateError, file_errors
+from alignedserve.interrupt import INTERRUPTED
 from alignedserve.lab.cli.simulating import WhatIsReproduced
 from alignedserve.lab.processes import one_for_each_core, processes
 from alignedserve.lab.reports import plots
@@ -43,6 +42,7 @@ from alignedserve.lab.reproduce.page import (
 from alignedserve.lab.reproduce.papers import PAPERS
 from alignedserve.lab.trials.building import settings_of, workload_of
 from alignedserve.lab.trials.running import figures_of
+from alignedserve.progress import ProgressBar, about
 
 _WALL = "speed.wall_s"  # the metric that says how long a trial took
 _USUAL_S, _FULL_S = 7.0, 35.0  # of a trial on one core, the mean of some of all papers: until those of now have ended

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from alignedserve.cli.terminal.arguments import check_writable
-from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import SimulateError, file_errors
 from alignedserve.lab.cli.simulating import WhatIsWritten, WhatRuns
 from alignedserve.lab.fuzzing.recording import first_difference, read_trial, repeated, tell
@@ -24,6 +23,7 @@ from alignedserve.lab.reports.timeline import timeline
 from alignedserve.lab.reports.trial import OnProgress, SimulationTrial, TrialRun, trials
 from alignedserve.lab.trials.building import check_rates, settings_of, trial_of
 from alignedserve.lab.trials.running import run_filmed, run_once, run_saved
+from alignedserve.progress import ProgressBar
 
 _WRONG = 1  # the simulation found something wrong with itself
 

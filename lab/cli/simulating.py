@@ -9,9 +9,8 @@ import argparse
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from alignedserve.cli.serving import PROFILED, add_policy, add_set, add_setting, config_of, set_of
+from alignedserve.cli.serving import PROFILED, add_set, add_setting, config_of, set_of
 from alignedserve.cli.terminal.arguments import (
     Each,
     above_zero,
@@ -31,15 +30,11 @@ from alignedserve.cli.terminal.arguments import (
     wholes,
     zero_or_more,
 )
-from alignedserve.cli.terminal.interrupt import LeavesAtOnce
 from alignedserve.config.config import settings
-from alignedserve.config.presets import DEFAULT, PRESETS
+from alignedserve.config.presets import DEFAULT, presets
 from alignedserve.errors import ConfigError
+from alignedserve.interrupt import LeavesAtOnce
 from alignedserve.lab.loads import defaults
-
-if TYPE_CHECKING:
-    from alignedserve.policies.source import PolicySource
-
 
 # --- simulate
 
@@ -52,10 +47,9 @@ class WhatRuns:
     """The flags that say what `simulate` runs."""
 
     preset: str = flag(
-        "P", f"how requests are scheduled: {', '.join(PRESETS)} (default: %(default)s)", DEFAULT, group="what runs"
+        "P", f"how requests are scheduled: {', '.join(presets())} (default: %(default)s)", DEFAULT, group="what runs"
     )
-    settings: tuple[str, ...] = flag_of(add_set, ())  # what --set and --policy say, each as path=value
-    policy: str | None = flag_of(add_policy)
+    settings: tuple[str, ...] = flag_of(add_set, ())  # what --set says, each as path=value
     compare: tuple[str, ...] | None = flag("P", "two or more presets, compared over the same arrivals", nargs="+")
     workload: str = flag(
         "W",
@@ -210,7 +204,6 @@ _SEEDS, _ENDLESS, _ONE = "--seeds", "--until-failure", "--seed"
 _FUZZ_GOES_WITH = {
     "--start": (_SEEDS, _ENDLESS),
     "--jobs": (_SEEDS, _ENDLESS),
-    "--policy": (_SEEDS, _ENDLESS, _ONE),
     "--save": (_SEEDS, _ENDLESS, _ONE),
 }
 
@@ -222,7 +215,6 @@ class WhatIsFuzzed(WhatIsSaved):
     seeds: int = flag("N", "how many seeds (default: %(default)s)", 200, type=whole(1), group="what to run")
     until_failure: bool = switch("run seeds without end, until a seed fails")
     seed: int | None = flag("N", "run this seed alone, and show what happens in it", type=whole(0))
-    policy: PolicySource | None = flag_of(add_policy)  # as a name until it is checked
     start: int = flag("S", "the first seed (default: %(default)s)", 0, type=whole(0), group="of many seeds")
     jobs: int = flag("J", "processes (default: %(default)s)", 1, type=whole(1))
     save: Path | None = flag(
@@ -235,8 +227,8 @@ def add_fuzz(parser: argparse.ArgumentParser) -> None:
     Exits with 1 where a seed fails, or where runs that are compared differ."""
     parser.usage = (
         "%(prog)s [--seeds N | --until-failure]\n"
-        "                         [--start S] [--jobs J] [--policy FILE] [--save FILE]\n"
-        "       %(prog)s --seed N [--policy FILE] [--save FILE]\n"
+        "                         [--start S] [--jobs J] [--save FILE]\n"
+        "       %(prog)s --seed N [--save FILE]\n"
         "       %(prog)s --replay FILE\n"
         "       %(prog)s --diff FILE FILE"
     )
@@ -252,9 +244,7 @@ def _fuzz(args: argparse.Namespace) -> int:
         raise ConfigError(f"--jobs {args.jobs} is more than there are seeds, --seeds {args.seeds}")
     with LeavesAtOnce():
         from alignedserve.lab.cli.fuzz import run
-        from alignedserve.policies.source import PolicySource, check
-    policy = check(PolicySource.parse(args.policy)) if args.policy else None
-    return run(replace(flags_of(args, WhatIsFuzzed), policy=policy))
+    return run(flags_of(args, WhatIsFuzzed))
 
 
 # --- promise

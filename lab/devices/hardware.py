@@ -22,14 +22,14 @@ from alignedserve.cost.model import Kind as CostKind
 from alignedserve.cost.sums import added
 from alignedserve.cost.trials import Bounds, trials
 from alignedserve.errors import ProfileError
-from alignedserve.forms.orders import CompressPage, CopySlots, ProjectKv
-from alignedserve.forms.pool.int8_layout import Int8Layout
-from alignedserve.forms.rules import Compression
-from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.lab.devices import device_file, devices, gpu_truth, roofline
 from alignedserve.lab.devices.devices import Device
 from alignedserve.lab.devices.gpu_truth import GpuTruth
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, SendKv
+from alignedserve.protocol.extents import Extents, PageBytes, PageKind
+from alignedserve.protocol.form_orders import CompressPage, CopySlots, ProjectKv
+from alignedserve.protocol.int8_layout import Int8Layout
+from alignedserve.scheduling.form_rules import Compression
 from alignedserve.scheduling.policy import Policy
 
 _GB = 1e9

@@ -43,10 +43,9 @@ from typing import TYPE_CHECKING, Any
 
 from alignedserve.core import Chunk, Decode, FoldKv, FormOrder, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.forms.orders import CompressPage, CopySlots
-from alignedserve.forms.pool.compression import lease_to_compress
 from alignedserve.forms.prefetch.buffers import Buffers
 from alignedserve.jobs import messages
+from alignedserve.kvpool.memory.compression import lease_to_compress
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.lab.fuzzing.waste import WasteWatch
@@ -56,8 +55,8 @@ from alignedserve.lab.simulator.machines.faults import Forge
 from alignedserve.lab.simulator.machines.process import Process
 from alignedserve.lab.simulator.machines.world import Witness
 from alignedserve.lab.simulator.run import Simulation
-from alignedserve.policies.kinds import PolicyKind
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, Deliver, ReceiveKv, Reject, RunStep, Send, SendKv
+from alignedserve.protocol.form_orders import CompressPage, CopySlots
 from alignedserve.protocol.messages import Member, Message, Prefill, Refused
 from alignedserve.router.placing.admission import Queues
 from alignedserve.store.job import JobStatus
@@ -86,7 +85,6 @@ class Rule(Enum):
     PATIENCE = "patience"  # every request has ended 60 s, and the time of all in a row, after the last fault
     NO_CRASH = "no crash"  # no core raises; a step or copy finds the KV that its plan says
     CLEAN_END = "clean end"  # 30 s after the last request nothing is held, and pool and workers agree on leases
-    POLICY = "policy"  # a custom policy neither raises nor returns nonsense
 
 
 class Failure(Exception):
@@ -112,7 +110,6 @@ class InvariantWatch(Witness):
         self._placed: set[str] = set()
         self._refused: set[str] = set()
         self._has_bounds = scenario.queues != Queues() or scenario.most_open < FEW_OPEN
-        self._has_bounds |= scenario.policy.own.decides(PolicyKind.ADMISSION)
         self._moved_at = 0.0
         self._has_forged = any(isinstance(fault, Forge) for fault in scenario.faults)  # members are to drop those
         self._waste = WasteWatch(scenario, self._world, simulation.clients.kept, partial(self._break, Rule.WASTE))

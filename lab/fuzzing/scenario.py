@@ -29,8 +29,6 @@ from alignedserve.cost.fit import OnlineCost, Point
 from alignedserve.cost.model import Kind, Shape, Uncertainty
 from alignedserve.cost.sums import added
 from alignedserve.errors import FuzzError
-from alignedserve.forms.rules import Compression
-from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.lab.fuzzing.typed_tree import WrongTree, typed
 from alignedserve.lab.loads.workload import Arrival
 from alignedserve.lab.loads.workload.tape import STOP, VOCABULARY
@@ -39,10 +37,11 @@ from alignedserve.lab.simulator.machines.faults import BreakTransfer, Fault, cal
 from alignedserve.lab.simulator.machines.transfers import TIMEOUT_S
 from alignedserve.lab.simulator.machines.world import NetworkDelays
 from alignedserve.lab.simulator.settings import Settings, members_of
-from alignedserve.policies.guard import OwnPolicies
-from alignedserve.policies.source import PolicySource
+from alignedserve.papers.policy import PaperPolicy
+from alignedserve.protocol.extents import Extents
 from alignedserve.router.placing.admission import Queues
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Handoff, Layout, Policy
+from alignedserve.scheduling.form_rules import Compression
+from alignedserve.scheduling.policy import Handoff, Layout, Policy
 
 # A line that the router refused may wait for a minute, and after a failure it may wait for about as long.
 MOST_LINE_WAIT_S = 120.0
@@ -151,7 +150,7 @@ class Scenario:
     num_pages: int
     most_open: int
     queues: Queues
-    policy: Policy
+    policy: PaperPolicy
     costs: Costs
     network: NetworkDelays
     asks: tuple[Ask, ...]
@@ -190,12 +189,6 @@ class Scenario:
             copies_beside=self.copies_beside,
             most_s=self.ends_by + 1.0,
         )
-
-    def with_own(self, own: OwnPolicies) -> Scenario:
-        """Return the scenario with custom policies, beside those options of its policy that go with them."""
-        drawn, usual = replace(self.policy, own=own), replace(DEFAULT_POLICY, own=own)
-        policy = drawn if drawn.problem is None else usual
-        return replace(self, policy=policy, look_ahead=self.look_ahead if policy.why_not_ahead is None else 0)
 
     @property
     def extents(self) -> Extents | None:
@@ -284,15 +277,13 @@ def lines(scenario: Scenario) -> list[str]:
 
 
 def _policy_line(policy: Policy) -> str:
-    schedule = f"scheduler: {policy.scheduler.value}, chunking: {policy.chunking.value}"
+    schedule = f"scheduler: {policy.scheduler}, chunking: {policy.chunking.value}"
     more = f"room: {policy.room.value}, late: {policy.late.value}"
     more += f", blocks: {policy.blocks.value}" + (
         f", checkpoints: {policy.checkpoints:g}" if policy.blocks is Layout.BIDIRECTIONAL else ""
     )
     more += f", cache: {policy.cache.value}"
     pages = f"compression: {policy.compression.value}, predictor: {policy.predictor.value}"
-    if policy.own.source is not None:
-        pages += f", own: {policy.own.source.name}"
     return f"{schedule}, {more}, {pages}"
 
 
@@ -324,14 +315,10 @@ def _short(value: object) -> str:
 def to_tree(scenario: Scenario) -> dict[str, Any]:
     faults = [{"kind": type(fault).__name__} | asdict(fault) for fault in scenario.faults]
     tree: dict[str, Any] = asdict(scenario) | {"faults": faults}
-    del tree["policy"]["own"]
-    if (source := scenario.policy.own.source) is not None:
-        tree["own_policy"] = source.name
     return tree
 
 
 def from_tree(tree: Any) -> Scenario:
-    own = tree.pop("own_policy", None) if isinstance(tree, dict) else None
     try:
         scenario: Scenario = typed(Scenario, tree)
         Topology.parse(scenario.topology)
@@ -340,4 +327,4 @@ def from_tree(tree: Any) -> Scenario:
     except ValueError:
         wanted = f"one such as {' or '.join(TOPOLOGIES)}"
         raise FuzzError(f"this is not a scenario: topology must be {wanted}, not {scenario.topology!r:.40}") from None
-    return scenario if own is None else scenario.with_own(OwnPolicies(PolicySource.parse(str(own))))
+    return scenario

@@ -10,7 +10,6 @@ from dataclasses import replace
 from random import Random
 
 from alignedserve.core import ServiceClass, WorkerLimits, units_for
-from alignedserve.forms.rules import Compression
 from alignedserve.lab.fuzzing.scenario import TOPOLOGIES, Ask, JobAsk, Scenario, least_pages
 from alignedserve.lab.fuzzing.wider_drawing import (
     some_with_clocks_apart,
@@ -27,10 +26,14 @@ from alignedserve.lab.simulator.machines.fault_drawing import draw_faults, draw_
 from alignedserve.lab.simulator.machines.faults import JOBS
 from alignedserve.lab.simulator.machines.world import NetworkDelays
 from alignedserve.lab.simulator.settings import FIRST_ARRIVAL_AT
+from alignedserve.papers.names import SchedulerName
+from alignedserve.papers.orders import BY_LEVELS, BY_REMAINING
+from alignedserve.papers.policy import PaperPolicy
 from alignedserve.router.placing.admission import Bound, Queues
+from alignedserve.scheduling.form_rules import Compression
 from alignedserve.scheduling.levels import AGE_S
-from alignedserve.scheduling.orders import BY_ARRIVAL, BY_DUE, BY_LEVELS, BY_REMAINING, BY_SLACK, Ordering
-from alignedserve.scheduling.policy import Cache, Chunking, Grouping, Layout, Policy, Predictor, Room, SchedulerName
+from alignedserve.scheduling.orders import BY_ARRIVAL, BY_DUE, BY_SLACK, Ordering
+from alignedserve.scheduling.policy import Cache, Chunking, Grouping, Layout, Predictor, Room
 from alignedserve.scheduling.slo import Late
 
 _MOST_PROMPT, _MOST_OUTPUT = 200, 60
@@ -158,13 +161,13 @@ def _draw_limits(draw: Random, most_tokens: int) -> WorkerLimits:
     )
 
 
-def _draw_policy(draw: Random) -> Policy:
+def _draw_policy(draw: Random) -> PaperPolicy:
     """Draw the policy. Every second seed has the default policy, apart from compression."""
     if draw.random() < 0.5:
-        return Policy()
+        return PaperPolicy()
     while True:
         order, chunking, is_best_fit = draw.choice(_ORDERS), draw.choice([*Chunking]), draw.choice((False, True))
-        policy = Policy(
+        policy = PaperPolicy(
             chunking=chunking,
             room=draw.choice([Room.WHOLE, Room.GROWING, Room.CHUNKS]),
             grouping=draw.choice([*Grouping]),
@@ -306,7 +309,7 @@ def _draw_compression(seed: int) -> Compression:
     return compression
 
 
-def _draw_blocks(seed: int, policy: Policy) -> Policy:
+def _draw_blocks(seed: int, policy: PaperPolicy) -> PaperPolicy:
     """Draw the block layout, from a generator of its own: if memory grows, two requests may share a block."""
     draw = Random(f"{seed}/blocks")
     shared = replace(policy, blocks=draw.choice([*Layout]), checkpoints=draw.choice((0.0, 0.1, 1.0)))

@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.forms.messages import LetGo
 from alignedserve.kvpool.state import REFRESH_S, PoolCore
 from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.lab.fuzzing.worker_views import holds_of
@@ -36,6 +35,7 @@ from alignedserve.lab.simulator.machines.faults import Fault, Forge, LinkFault, 
 from alignedserve.lab.simulator.machines.process import Process
 from alignedserve.lab.simulator.machines.world import World
 from alignedserve.protocol.commands import Send, SendKv
+from alignedserve.protocol.form_messages import LetGo
 from alignedserve.protocol.messages import Attempt, AttemptLost, Cancel, Commit, Member, Prefix, Pull, Resend, Submit
 
 LOOK_S = 0.25  # between two looks

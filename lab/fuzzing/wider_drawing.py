@@ -11,11 +11,13 @@ from random import Random
 from typing import Any
 
 from alignedserve.config.config import of_preset
-from alignedserve.config.presets import PRESETS
+from alignedserve.config.presets import presets
 from alignedserve.core import Fold, ServiceClass, Sight, units_for
 from alignedserve.lab.fuzzing.scenario import TOPOLOGIES, Ask, AskedVector, Scenario, least_pages
 from alignedserve.lab.simulator.machines.faults import Skew
-from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room, SchedulerName
+from alignedserve.papers.names import SchedulerName
+from alignedserve.papers.policy import PaperPolicy
+from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room
 
 _MAKE_PAUSES = SchedulerName.ALIGNED, SchedulerName.BEST_FIT
 _MOST_WORKERS, _MOST_NODES = 4, 3
@@ -35,7 +37,7 @@ def _as_others(drawn: Scenario) -> Scenario:
     """Give half of the runs by arrival the scheduler of another system, as a rule with other settings than its
     preset's."""
     draw = Random(f"{drawn.seed}/names")
-    if drawn.policy.scheduler is not SchedulerName.FCFS or draw.random() > 1 / 2:
+    if drawn.policy.scheduler != SchedulerName.FCFS or draw.random() > 1 / 2:
         return drawn
     return replace(drawn, policy=replace(drawn.policy, scheduler=draw.choice(_BY_ARRIVAL)))
 
@@ -147,15 +149,15 @@ def _with_preset(drawn: Scenario) -> Scenario:
     draw = Random(f"{drawn.seed}/preset")
     if draw.random() > 1 / 5:
         return drawn
-    policy = _policies()[draw.choice(list(PRESETS))]
+    policy = _policies()[draw.choice(list(presets()))]
     reserve = min(policy.reserve, draw.choice((1, drawn.limits.num_tokens // 2, drawn.limits.num_tokens)))
     return _with_policy(drawn, replace(policy, reserve=reserve))
 
 
 @cache
-def _policies() -> dict[str, Policy]:
-    expected_chunk = Policy().expected_chunk  # those of the presets are for large steps
-    return {name: replace(of_preset(name, {}).policy, expected_chunk=expected_chunk) for name in PRESETS}
+def _policies() -> dict[str, PaperPolicy]:
+    chunk = Policy().expected_chunk  # those of the presets are for large steps
+    return {name: replace(PaperPolicy.of(of_preset(name, {}).policy), expected_chunk=chunk) for name in presets()}
 
 
 def _switched(drawn: Scenario) -> Scenario:
@@ -183,14 +185,14 @@ def _switched(drawn: Scenario) -> Scenario:
     return _with_policy(drawn, policy)
 
 
-def _may_become(policy: Policy, scheduler: SchedulerName) -> bool:
+def _may_become(policy: Policy, scheduler: str) -> bool:
     """Return whether the switch of a scheduler is a small one."""
-    if scheduler is SchedulerName.TGI:
-        return policy.scheduler is SchedulerName.FCFS
-    return scheduler is policy.scheduler or policy.ordering.is_by_arrival
+    if scheduler == SchedulerName.TGI:
+        return policy.scheduler == SchedulerName.FCFS
+    return scheduler == policy.scheduler or policy.ordering.is_by_arrival
 
 
-def _with_policy(drawn: Scenario, policy: Policy) -> Scenario:
+def _with_policy(drawn: Scenario, policy: PaperPolicy) -> Scenario:
     """Return the scenario with another policy, and a cost of hidden vectors if any."""
     draw, costs = Random(f"{drawn.seed}/hidden vectors"), drawn.costs
     if policy.block_use.keeps_hidden and not costs.hidden_token_s:

@@ -28,14 +28,12 @@ from alignedserve.lab.simulator.machines.world import World
 from alignedserve.lab.simulator.recorder import RecordedHands, Recorder
 from alignedserve.lab.simulator.settings import FIRST_ARRIVAL_AT, Settings, gateways_of, members_of, node_of
 from alignedserve.owner.core import OwnerCore
-from alignedserve.policies.guard import Failures, OwnPolicies
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Charge, Command, Deliver, Reject, Scale, Show, TellPlace, WatchHolder
 from alignedserve.protocol.events import Event, HolderGone
 from alignedserve.protocol.messages import Figures, Member
 from alignedserve.router.lengths import OutputLengths
 from alignedserve.router.state import RouterCore, RouterLimits
-from alignedserve.scheduling.policy import Policy
 from alignedserve.shell.turn import NoHands
 from alignedserve.worker.setup import WorkerSetup
 
@@ -58,7 +56,6 @@ class Simulation:
         self.settings = settings
         self.world = world or World(settings.seed, settings.network, settings.checked)
         self.problems: list[str] = []
-        self.policy_failures = Failures()  # of custom policies
         self._taught = taught
         load = Load(settings.workload, gateways_of(settings), settings.seed) if asked is None else GivenLoad(asked)
         self.clients = Clients(self.world, settings, load, self.problems)
@@ -141,7 +138,7 @@ class Simulation:
             settings.most_open,
             settings.network.heartbeat_s,
             settings.death_s,
-            self._policy(),
+            self.settings.policy,
             settings.limits.block_size,
             settings.limits.num_tokens,
             settings.queues,
@@ -152,11 +149,6 @@ class Simulation:
         )
         core = RouterCore(member, limits, world.now_of(member.name), lengths=self._taught())
         return ProcessSetup(core, _RouterHands(self.launcher), core.start())
-
-    def _policy(self) -> Policy:
-        """Return the policy of a part, with custom policies for itself as in a real process."""
-        policy = self.settings.policy
-        return policy.of_part(OwnPolicies(policy.own.source, self.policy_failures))
 
     def post_to(self, member: Member, event: Event) -> None:
         """Give the event to this life of the member, if it is still alive."""
@@ -176,7 +168,7 @@ class Simulation:
         for holder in earlier:
             del self._arenas[holder]
         self._arenas[member.holder] = TaggedArena(self.settings.limits.page_size, extents)
-        core = PoolCore(extents, self.settings.limits.block_size, self._policy())
+        core = PoolCore(extents, self.settings.limits.block_size, self.settings.policy)
         return ProcessSetup(core, _SimulatedPoolHands(world, member.name), [])
 
     def prefill(self, world: World, member: Member) -> ProcessSetup:
@@ -189,7 +181,7 @@ class Simulation:
         settings = self.settings
         setup = WorkerSetup(
             settings.limits,
-            self._policy(),
+            self.settings.policy,
             settings.belief() if settings.belief is not None else None,
             settings.copying,
             direct=settings.direct,

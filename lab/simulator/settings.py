@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from alignedserve.config.topology import Topology
 from alignedserve.core import FREE_COPIES, CopyCost, Role, WorkerLimits
 from alignedserve.cost.fit import OnlineCost
-from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.lab.loads.workload import Mixture, Workload
 from alignedserve.lab.simulator.machines.engine import Costs, Timing
 from alignedserve.lab.simulator.machines.faults import JOBS, Fault
 from alignedserve.lab.simulator.machines.world import NetworkDelays
+from alignedserve.protocol.extents import Extents
 from alignedserve.protocol.messages import ROUTER
 from alignedserve.router.placing.admission import Queues
 from alignedserve.router.sizing import Sizes

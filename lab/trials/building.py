@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from alignedserve.lab.loads.workload.spec import rate_of, read_workload
 from alignedserve.lab.loads.workload.stream import Foresight
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.simulator.settings import Settings
-from alignedserve.policies.source import PolicySource
 from alignedserve.router.placing.admission import Queues
 from alignedserve.scheduling.policy import Policy, Predictor
 
@@ -43,21 +42,10 @@ _GPUS = {
     "server.max_queue_tokens": 1_000_000_000,
 }
 _SHARED = ("kvpool.compression", "engine.look_ahead", *_GPUS)
-_POLICY, _PREDICTOR = "schedule.policy", "schedule.predictor"
+_PREDICTOR = "schedule.predictor"
 _IS_DIRECT = {None: None, "host": False, "direct": True}  # None: as the preset says
 _LONGEST = 16_384  # tokens of a request among the steps that workers know when they start
 _ARENA = 4  # device caches' worth of pages in the pool, for each decode worker
-
-
-@dataclass(frozen=True)
-class GivenObjects:
-    """The objects that Python code gives of a run, in place of words in its trial."""
-
-    workload: Mixture | None = None
-    policy: PolicySource | None = None
-
-
-NOTHING_GIVEN = GivenObjects()
 
 
 def trial_of(
@@ -78,13 +66,13 @@ def trial_of(
     )
 
 
-def settings_of(trial: SimulationTrial, given: GivenObjects = NOTHING_GIVEN) -> Settings:
-    config, device, topology = config_of(trial, given.policy), device_of(trial), parse_cluster(trial.cluster)
+def settings_of(trial: SimulationTrial, given: Mixture | None = None) -> Settings:
+    config, device, topology = config_of(trial), device_of(trial), parse_cluster(trial.cluster)
     direct = config.transport is TransportName.COLLECTIVE and not topology.colocated
     if trial.direct and topology.colocated:
         raise SimulateError(f"--transport direct is from prefill to decode workers: --cluster {topology} has none")
     policy, limits = _policy_of(trial, config), _limits(trial, device, config)
-    workload = workload_of(trial, given.workload)
+    workload = workload_of(trial, given)
     has_effect = policy.predictor is Predictor.ORACLE
     if not has_effect and any(stream.foresight != Foresight() for stream in workload.streams):
         raise SimulateError(f"--workload: predicted has no effect without --set {_PREDICTOR}=oracle")
@@ -119,10 +107,9 @@ def settings_of(trial: SimulationTrial, given: GivenObjects = NOTHING_GIVEN) -> 
     )
 
 
-def config_of(trial: SimulationTrial, own: PolicySource | None = None) -> Config:
+def config_of(trial: SimulationTrial) -> Config:
     """Return the configuration that a deployment would have; a simulation does not know all settings."""
     given = read_settings(trial.options, "--set", every_setting())
-    given |= {} if own is None else {_POLICY: own}
     for path in given:
         if not simulates(path):
             known = f"it has all of schedule, and {', '.join(_SHARED)}"

@@ -14,12 +14,13 @@ from alignedserve.lab.fuzzing.recording import RunWriter, open_run
 from alignedserve.lab.loads.figures.request_figures import gaps_s, times_of
 from alignedserve.lab.loads.figures.tables import write
 from alignedserve.lab.loads.records.records import RequestOutcome, RequestRecord, RunRecord
+from alignedserve.lab.loads.workload import Mixture
 from alignedserve.lab.reports.trial import OnProgress, SimulationTrial, TrialRun
 from alignedserve.lab.simulator.clients import Client
 from alignedserve.lab.simulator.machines.clock import Priority
 from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.simulator.settings import gateways_of
-from alignedserve.lab.trials.building import NOTHING_GIVEN, GivenObjects, settings_of
+from alignedserve.lab.trials.building import settings_of
 from alignedserve.metrics.recent import EndedRequest, RefusedRequest, RequestLog
 from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Reject
@@ -34,9 +35,7 @@ def figures_of(trial: SimulationTrial) -> TrialRun:
     return TrialRun.from_record(trial, run_once(trial, lambda _ended, _all_requests: None))
 
 
-def run_filmed(
-    trial: SimulationTrial, on_progress: OnProgress, page: Path, given: GivenObjects = NOTHING_GIVEN
-) -> RunRecord:
+def run_filmed(trial: SimulationTrial, on_progress: OnProgress, page: Path, given: Mixture | None = None) -> RunRecord:
     """Run the trial and write the page that shows it, with a slider of its time."""
     simulation = Simulation(settings_of(trial, given))
     film = Film(simulation, trial.title)

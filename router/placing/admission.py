@@ -34,11 +34,9 @@ from dataclasses import dataclass, replace
 from math import inf, log
 
 from alignedserve.core import KEEPS_ALL, Rejection, Request, Retention, ServiceClass
-from alignedserve.policies.kinds import LoadAhead, NewRequest, PolicyKind
 from alignedserve.router.placing.answers import NO_SHORTAGE, Shortage
 from alignedserve.router.placing.held import Holdings
 from alignedserve.router.placing.line import Lines, Turn
-from alignedserve.scheduling.lengths import expected
 from alignedserve.scheduling.policy import Policy
 
 PATIENCE_S = 60.0
@@ -88,7 +86,6 @@ _PATIENT_PROMPTS = 5  # times as long as its prompt alone takes: a chat in line 
 _MOST_TRIES = 2  # that make a client's patience longer: as often as OpenAI's and Anthropic's clients come again
 _NAMED = {ServiceClass.RT: "chats", ServiceClass.BE: "best-effort requests"}
 _NONE = Returns()
-_USUAL = object()  # the answer where no custom policy has one
 # A queue that empties now and then is a burst: its requests are served, if late. A queue that stands is too much load:
 # without refusals every request would be late.
 _CALM = 0.1  # of the wait that a ttft leaves: such a wait is next to none
@@ -129,8 +126,6 @@ class WorkAhead:
     token_s: float = 0.0  # time of a prompt token on that worker
     memory: int = 0  # tokens that all decode workers hold; 0: not known
     num_workers: int = 1  # workers that share the prompts
-    free: float | None = None  # tokens of memory that chats find there, or on the worker with most; None: not known, or
-    # not asked: only chats, and custom policies, look at it
     worker: str | None = None  # that would run the request
     loaded_s: float = 0.0  # time of the request's prompt there, behind and beside what the worker has
     shortage: Shortage = NO_SHORTAGE  # of memory, before all chats' answers have ended
@@ -179,13 +174,6 @@ class Freed:
         return self._sum * float(0.5 ** ((now - self._at) / _RECENT_S))
 
 
-def facts_of(request: Request, policy: Policy) -> NewRequest:
-    """Return what custom policies are told of a request."""
-    is_rt, slo, length = request.service is ServiceClass.RT, request.slo, expected(request, policy).mean
-    told = request.id, is_rt, request.priority, request.arrival_at, request.prompt, request.max_tokens, length
-    return NewRequest(*told, slo.ttft_s, slo.tbt_s, slo.jct_s)
-
-
 class Admission:
     """Decides about new requests; the router tells when a request opens, begins and closes."""
 
@@ -199,7 +187,6 @@ class Admission:
     ) -> None:
         self._policy, self._most_open, self._queues, self._patience_s = policy, most_open, queues, patience_s
         self.lines = Lines()  # of chats that asked for nothing
-        self._custom = policy.own.guard(PolicyKind.ADMISSION)  # decides in place of the time to the first token
         self.holdings = Holdings(policy, retention)  # memory that all open requests will need
         self._queued: dict[str, Request] = {}  # open requests that have not begun
         self._num_queued: Counter[ServiceClass] = Counter()
@@ -266,7 +253,7 @@ class Admission:
         before = self._returning[request.service].before(now)
         refusal = self._too_many(request, before, now)
         refusal = refusal or (None if is_line else self._queue_full(request, ahead, before))
-        refusal = refusal or self._overload(request, ahead, before, now, is_line)
+        refusal = refusal or self._overload(request, ahead, before, now)
         if refusal is None:
             return None
         retry_after_s = min(_LATEST_S, max(_SOON_S, refusal.retry_after_s))
@@ -360,24 +347,11 @@ class Admission:
         own = tokens[request.caller]
         return not own or self._is_within(own + len(request.prompt), bound.tokens, request, tokens)
 
-    def _overload(
-        self, request: Request, ahead: WorkAhead, before: Returns, now: float, is_line: bool
-    ) -> Refusal | None:
-        """Refuse a request because of the load, as a custom policy says or, without one, because it would be late.
-        Lines of batch jobs wait in their store: a policy that refused them for ever would keep them there."""
+    def _overload(self, request: Request, ahead: WorkAhead, before: Returns, now: float) -> Refusal | None:
+        """Refuse a request because of the load: it would be late."""
         if request.slo.is_asked:
-            usual = self._too_late(request, ahead, before, now) or self._too_long(request, ahead)
-        else:
-            usual = self._beyond_patience(request, ahead, before, now)
-        if self._custom is None or is_line:
-            return usual
-        first_s, num_waiting = self.first_token_s(request, ahead), self._num_queued[request.service]
-        load = LoadAhead(first_s, ahead.prompt_s, self.num_open, num_waiting, ahead.free)
-        again_s = self._custom.ask(facts_of(request, self._policy), load, usual=_USUAL)
-        if again_s is _USUAL:
-            return usual
-        why = f"the policy {self._custom.name} refuses it"
-        return None if again_s is None else Refusal(Rejection.POLICY, why, again_s)
+            return self._too_late(request, ahead, before, now) or self._too_long(request, ahead)
+        return self._beyond_patience(request, ahead, before, now)
 
     def _beyond_patience(self, request: Request, ahead: WorkAhead, before: Returns, now: float) -> Refusal | None:
         """Refuse a chat that asked for nothing, and would wait in line for longer than the server's patience.

@@ -19,15 +19,14 @@ only where that is worth it, and else stays where the KV is. So roles follow the
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import exp, inf
 from typing import TypeAlias
 
 from alignedserve.core import KEEPS_ALL, WORKERS, Request, Retention, Role, ServiceClass
-from alignedserve.policies.kinds import PolicyKind, WorkerChoice
-from alignedserve.protocol.messages import SEEN_S, Attempt, Backlog, Member, Report
-from alignedserve.router.placing.admission import WorkAhead, facts_of
+from alignedserve.protocol.messages import SEEN_S, Backlog, Member, Report
+from alignedserve.router.placing.admission import WorkAhead
 from alignedserve.router.placing.answers import NO_SHORTAGE, AnswersAhead, Shortage
 from alignedserve.router.placing.held import Beginnings, HeldMemory, Holdings, pieces_of
 from alignedserve.router.placing.ranking import Loads, Rooms
@@ -127,27 +126,6 @@ class _Help:
         return self.sum_s * exp((self.at - now) / RECENT_S) / RECENT_S
 
 
-class CustomPlacement:
-    """Asks a policy for workers. A new request's wait is predicted first; the answer is kept until the request is
-    placed: so a policy that counts answers counts each attempt once."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._guard, self._policy = policy.own.guard(PolicyKind.PLACEMENT), policy
-        self._asked: Attempt | None = None  # the attempt of the last ask
-        self._answer: str | None = None
-
-    @property
-    def decides(self) -> bool:
-        return self._guard is not None
-
-    def worker(self, request: Request, workers: Sequence[WorkerChoice]) -> str | None:
-        """Return the name of one of these workers, or None where the default decides."""
-        attempt, offered = (request.id, request.attempt), {worker.name for worker in workers}
-        if self._guard is not None and (attempt != self._asked or self._answer not in (None, *offered)):
-            self._asked, self._answer = attempt, self._guard.ask(facts_of(request, self._policy), workers)
-        return self._answer
-
-
 class Placement:
     def __init__(
         self,
@@ -162,8 +140,6 @@ class Placement:
         the kind of the workers that prompts go to. `lends` says that prefill workers decode, too."""
         self._retention = retention
         self._policy, self._kv_tokens, self._prompts_on, self._lends = policy, kv_tokens, prompts_on, lends
-        self._custom = CustomPlacement(policy)  # may name the worker
-        self._tells_free = policy.own.decides(PolicyKind.ADMISSION)  # which looks at it
         self._num_at: Counter[str] = Counter()  # member -> number of requests
         self._holdings: dict[str, Holdings] = {}  # member -> memory of requests
         self._prompts: dict[str, _Prompts] = {}  # worker -> prompts
@@ -374,7 +350,6 @@ class Placement:
             told.prompt_token_s,
             memory,
             self._num_workers[self._roles[worker]],
-            self._free_tokens(worker) if self._tells_free else None,
             worker,
             loaded_s,
             self._shortage(worker, request, now),
@@ -392,45 +367,12 @@ class Placement:
         members[worker] = 1.0
         return self._answers.shortage(request, members, self._kv_tokens, self.memory, now)
 
-    def _free_tokens(self, worker: str) -> float | None:
-        """Return how many tokens of memory chats find on a decode worker, or where a prompt goes on to from a prefill
-        worker: on the decode worker that has most; None where that is not known."""
-        if self._roles[worker] is Role.DECODE:
-            blocks = self._rooms_of(worker).for_chats(worker)
-        else:
-            told = (rooms.most_for_chats for rooms in self._rooms.values())
-            known = [blocks for blocks in (*told, self._lent.get(worker)) if blocks is not None]
-            blocks = max(known, default=None)
-        return None if blocks is None else blocks * self._block_size
-
     @property
     def num_for_prompts(self) -> int:
         """Return how many workers can run prompts."""
         return self._num_decoding if self._lends else self._num_workers[self._prompts_on]
 
     def _worker_for(self, request: Request, known: Known, now: float) -> str | None:
-        """Return the worker that a custom policy names for the prompt, or the usual worker."""
-        own = None
-        if self._custom.decides and self.num_for_prompts:
-            own = self._custom.worker(request, self._choices(request, known, now))
-        return self._usual_worker(request, known, now) if own is None else own
-
-    def _choices(self, request: Request, known: Known, now: float) -> tuple[WorkerChoice, ...]:
-        """Return the workers that a custom policy may name."""
-        return tuple(
-            WorkerChoice(
-                name,
-                self._wait_s(name, request.service, now),
-                self._prompt_s(name, request, known),
-                self._num_at[name],
-                self._holdings_of(name).tokens,
-                len(request.tokens) - self._work(name, request, known).tokens,
-            )
-            for name, role in self._roles.items()
-            if role is self._prompts_on
-        )
-
-    def _usual_worker(self, request: Request, known: Known, now: float) -> str | None:
         first = self._least(self._prompts_on, request.service, now)
         if first is None:
             return self._least(Role.DECODE, request.service, now) if self._lends else None

@@ -26,27 +26,17 @@ from alignedserve.lab.loads.figures.tables import csv_text
 from alignedserve.lab.loads.records import record_file
 from alignedserve.lab.loads.workload.spec import read_workload
 from alignedserve.lab.loads.workload.table import trace_of
-from alignedserve.policies import OrderPolicy, RequestInLine
+from alignedserve.worker.scheduler import Scheduler
+from alignedserve.worker.step.view import PlannedStep, StepView
 from tests.rare import rare, rarely
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL: str = "chat,num_requests=12,rate=20,prompt=exp:60:400,output=exp:6:20"
-SHORTEST = """
-from alignedserve.policies import OrderPolicy
-class Shortest(OrderPolicy):
-    def key(self, request):
-        return request.tokens_left
-"""
 
 
-class Shortest(OrderPolicy):
-    def key(self, request: RequestInLine) -> float:
-        return request.tokens_left
-
-
-class Raises(OrderPolicy):
-    def key(self, request: RequestInLine) -> float:
-        raise ValueError("no key")
+class LastFirst(Scheduler):
+    def plan(self, view: StepView) -> PlannedStep:
+        return self.step_of(view, [*view.decodes, *view.prompts, *view.waiting][::-1])
 
 
 @pytest.fixture(autouse=True)
@@ -80,14 +70,13 @@ def csv_of(columns: Any) -> str:
 
 
 def test_a_run_is_the_commands_run_field_by_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "shortest.py").write_text(SHORTEST)
     what = f"--workload {SMALL} --cluster 1+1 --seed 3 --gateway-ms 2 --profile rtx4090-llama-3.1-8b-tp1"
-    how = f"--policy {tmp_path}/shortest.py --set schedule.reuse=false --set engine.max_batch=6"
+    how = "--preset shortest --set schedule.reuse=false --set engine.max_batch=6"
     files = f"--json {tmp_path}/command.json --csv {tmp_path}/command.csv --timeline {tmp_path}/command-timeline"
     assert cli.main(["simulate", *f"{what} {how} {files}".split()]) == 0
     run = simulate(
         SMALL,
-        policy=tmp_path / "shortest.py",
+        preset="shortest",
         cluster="1+1",
         profile="rtx4090-llama-3.1-8b-tp1",
         seed=3,
@@ -128,21 +117,15 @@ def test_a_comparison_is_the_commands_comparison(jobs: int, tmp_path: Path, caps
 # --- Objects
 
 
-def test_a_policys_class_decides_as_its_file_does(tmp_path: Path) -> None:
-    (tmp_path / "shortest.py").write_text(SHORTEST)
+def test_a_system_has_settings_beside_its_preset() -> None:
     crowd = SMALL.replace("rate=20", "rate=2000")
     two_at_once = {"engine.max_batch": 2, "engine.max_step_tokens": 64}
-    found = compare(["aligned", Shortest, tmp_path / "shortest.py"], crowd, settings=two_at_once, jobs=1)
-    usual, of_class, of_file = (run.figures.rt.ttft_s for run in found.all_figures)
-    assert [run.trial.preset for run in found.all_figures] == ["aligned", "Shortest", "shortest"]
-    assert of_class == of_file != usual
+    mine = System("mine", settings={"schedule.scheduler": f"{__name__}:LastFirst"})
+    found = compare(["aligned", mine, "shortest"], crowd, settings=two_at_once, jobs=1)
+    usual, own, shortest = (run.figures.rt.ttft_s for run in found.all_figures)
+    assert [run.trial.preset for run in found.all_figures] == ["aligned", "mine", "shortest"]
+    assert usual != own != shortest
     assert found.problems == []
-
-
-def test_what_a_policy_did_wrong_is_told() -> None:
-    run = simulate(SMALL, policy=Raises)
-    assert run.summary.requests.finished == 12
-    assert re.match(r"order: raised, \d+ times, first: ValueError: no key", run.policy_failures[0])
 
 
 def test_a_workload_is_words_or_an_object_or_the_tree_of_a_file(run: SimulatedRun) -> None:
@@ -260,7 +243,6 @@ def test_tables_are_dataframes_where_there_are_any(library: str, monkeypatch: py
 # --- What is wrong
 
 UNTYPED: Any = "air"
-UNTYPED_POLICY: Any = Shortest()
 
 
 @pytest.mark.parametrize(
@@ -276,9 +258,7 @@ UNTYPED_POLICY: Any = Shortest()
         (partial(simulate, "chat,rate=3", rate=2), "--rates takes the place of rate=3"),
         (partial(simulate, gateway_ms=UNTYPED), "gateway_ms must be a number"),
         (partial(simulate, settings={"server.port": 1}), "a simulation has no such setting"),
-        (partial(simulate, policy="nowhere.py"), "the policy nowhere.py cannot be read"),
-        (partial(simulate, policy=OrderPolicy), "no method key in its class OrderPolicy"),
-        (partial(simulate, policy=UNTYPED_POLICY), "policy must be a class, a list of classes or"),
+        (partial(simulate, settings={"schedule.scheduler": "mine"}), "schedule.scheduler 'mine' is not known"),
         (partial(simulate, {"arrival_s": [1.0], "prompt_tokens": [3]}), "the table has no output_tokens"),
         (partial(simulate, {"arrival_s": [1.0], "prompt_tokens": [3, 4]}), "not equally long"),
         (partial(simulate, [dict(zip(TITLES, (1, -3, 1), strict=True))]), "row 0: prompt_tokens must be"),

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from alignedserve.architectures.families.llama import LlamaConfig
 from alignedserve.architectures.families.model_config import read_config
+from alignedserve.architectures.lora import WEIGHTS, read_lora
 from alignedserve.architectures.routing import Scores
-from alignedserve.engine.adapters.lora import WEIGHTS, read_lora
 from alignedserve.errors import AdapterError, ConfigError, ModelError
 from tests.adapters import make_adapter
 from tests.models import dots1, glm4_moe, mixtral, qwen2_moe, qwen3_moe

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from alignedserve.kvpool.arena.arena import Arena, Contents
-from alignedserve.kvpool.arena.extents import PageKind
+from alignedserve.protocol.extents import PageKind
 from tests.chaos.absent import Absent
 from tests.chaos.load import run_batch
 from tests.chaos.losses import flip_pages

@@ -21,8 +21,8 @@ import pytest
 from alignedserve.cli import main as cli
 from alignedserve.cli.remote import batch as batch_command
 from alignedserve.cli.remote.options import BatchOptions, BatchSubmission
-from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import BatchError
+from alignedserve.progress import ProgressBar
 
 HALF = b'{"custom_id": "c"}\n'  # the end of this file does not come
 FILES = {"out": b'{"custom_id": "a"}\n', "err": b'{"custom_id": "b"}\n', "half": HALF, "large": bytes(1 << 20)}

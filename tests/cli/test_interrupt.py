@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.cli.terminal.interrupt import LeavesAtOnce
+from alignedserve.interrupt import LeavesAtOnce
 from alignedserve.signs import ExitCode
 from tests.rare import rare, thinned
 
@@ -91,7 +91,7 @@ def _interrupted(moment: str, line: str, folder: Path) -> tuple[int, str, str]:
     ("module", "line"),
     thinned(
         [
-            ("alignedserve.cli.terminal.interrupt", "simulate"),
+            ("alignedserve.interrupt", "simulate"),
             ("alignedserve.cli.main", "simulate"),
             ("alignedserve.config.config", "fuzz"),
             ("alignedserve.lab.cli.simulate", "simulate --out new"),

@@ -6,8 +6,8 @@ from io import StringIO
 
 import pytest
 
-from alignedserve.cli.terminal import progress
-from alignedserve.cli.terminal.progress import ProgressBar
+from alignedserve import progress
+from alignedserve.progress import ProgressBar
 
 
 def test_a_log_gets_a_line_now_and_then_from_all_bars_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from alignedserve.config.config import Config, dump, load, parse, settings
 from alignedserve.config.sections import EngineConfig, LogConfig, PoolConfig, ServerConfig, WireConfig
 from alignedserve.config.topology import Topology
 from alignedserve.errors import ConfigError
-from alignedserve.forms.rules import Compression
+from alignedserve.scheduling.form_rules import Compression
 
 
 def _file(folder: Path, text: str) -> Path:
@@ -218,7 +218,7 @@ _ON_RAY = {"launcher": "ray", "ray.address": "auto"}
             {"schedule.scheduler": "round_robin"},
             "schedule: scheduler round_robin goes not with chunking slo: set chunking to none or fixed",
         ),
-        ({"schedule.scheduler": "backpack"}, "--set: schedule.scheduler must be"),
+        ({"schedule.scheduler": "backpack"}, "schedule.scheduler 'backpack' is not known: choose aligned, "),
         (
             {"schedule.scheduler": "apt_serve"},
             "schedule: scheduler apt_serve goes not with chunking slo: set chunking to none or fixed",

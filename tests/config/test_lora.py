@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from alignedserve.architectures.families.model_config import read_config
+from alignedserve.architectures.lora import read_lora
 from alignedserve.cli.serving import add_serve, config_of
 from alignedserve.config.config import Config, dump, load, parse
-from alignedserve.engine.adapters.lora import read_lora
 from alignedserve.errors import AdapterError, ConfigError
 from alignedserve.sizing.adapters import adapter_room, adapter_roots, as_named, check_names, first_adapters
 from tests.adapters import make_adapter

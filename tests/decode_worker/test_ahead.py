@@ -25,10 +25,11 @@ from alignedserve.core import (
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.cost.model import Coefficients, CostModel
 from alignedserve.decode_worker.by_policy import decode_core
+from alignedserve.papers.names import SchedulerName
 from alignedserve.protocol.commands import Command, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, MemberJoined, StepDone, TimerFired
 from alignedserve.protocol.messages import ROUTER, Acknowledge, Batch, Cancel, Output, Prefill, Tokens
-from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room, SchedulerName
+from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.steps import IDLE_S
 from tests.samples import POOL_MEMBER, STOP, entry, request, said

@@ -11,10 +11,11 @@ import pytest
 from alignedserve.core import CopyCost, Entry, Estimate, ServiceClass, Slo, StepPlan, StepResult
 from alignedserve.cost.model import EMPTY
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.forms.messages import LetGo, Prefetch, Prefetched
+from alignedserve.papers.names import SchedulerName
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, Event, KvReceived, MemberJoined, MemberLost, StepDone
 from alignedserve.protocol.figures import MOST_LENGTHS, DecodeLengths, Lengths
+from alignedserve.protocol.form_messages import LetGo, Prefetch, Prefetched
 from alignedserve.protocol.messages import (
     ROUTER,
     AskBatch,
@@ -26,7 +27,7 @@ from alignedserve.protocol.messages import (
     Pull,
     Report,
 )
-from alignedserve.scheduling.policy import Grouping, Policy, SchedulerName
+from alignedserve.scheduling.policy import Grouping, Policy
 from alignedserve.worker.candidates import LEAST_WIDTH
 from alignedserve.worker.reporting import some_of
 from alignedserve.worker.setup import WorkerSetup

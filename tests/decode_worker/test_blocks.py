@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from alignedserve.core import NO_KV, KvForm
 from alignedserve.forms.memory.block_ends import TwoEndedBlocks
-from alignedserve.forms.orders import CopySlots
+from alignedserve.protocol.form_orders import CopySlots
 from tests.conftest import examples
 
 

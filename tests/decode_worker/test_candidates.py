@@ -13,6 +13,7 @@ from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.explain.decisions import Kind
 from alignedserve.lab.fuzzing.worker_views import num_preemptions
+from alignedserve.papers.names import SchedulerName
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, KvReceived, MemberJoined, MemberLost, StepDone
 from alignedserve.protocol.figures import ByClass, Preempted
@@ -38,7 +39,7 @@ from alignedserve.protocol.messages import (
     Spoiled,
 )
 from alignedserve.scheduling.dues import promise
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Layout, Policy, Room, SchedulerName
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Layout, Policy, Room
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.moves import JoinCandidate

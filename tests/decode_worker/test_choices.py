@@ -10,11 +10,11 @@ import pytest
 
 from alignedserve.core import Request, Sampling, StepFailure, StepPlan, StepResult, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.forms.orders import CopySlots
 from alignedserve.lab.fuzzing.worker_views import blocks_of
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, RunStep, Send
 from alignedserve.protocol.events import Event, StepDone
+from alignedserve.protocol.form_orders import CopySlots
 from alignedserve.protocol.messages import ROUTER, Cancel, Output, Prefill, Tokens
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Cache, Layout, Policy
 from alignedserve.worker.setup import WorkerSetup

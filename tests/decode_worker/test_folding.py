@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from alignedserve.architectures.config import fold_of
 from alignedserve.core import Decode, Entry, Fold, FoldKv, KvForm, Sampling, ServiceClass, Sight, StepResult, units_for
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.kvpool.state import PoolCore
+from alignedserve.papers.names import SchedulerName
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, MemberJoined, Received, StepDone
+from alignedserve.protocol.extents import Extents
 from alignedserve.protocol.messages import ROUTER, Commit, Kept, Message, Prefill, Prefix, Release
 from alignedserve.scheduling.dues import promise
-from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
+from alignedserve.scheduling.policy import Chunking, Policy
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.blocks import NamedBlocks
 from alignedserve.worker.step.request import WorkerRequest

@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from alignedserve.core import Request, ServiceClass, WorkerLimits
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.forms.orders import ProjectKv
 from alignedserve.lab.fuzzing.worker_views import blocks_of, num_preemptions, weighed
 from alignedserve.lab.simulator.machines.engine import CheckedHands, Costs, TokenStory, story_from
 from alignedserve.protocol.commands import (
@@ -21,6 +20,7 @@ from alignedserve.protocol.commands import (
     RunStep,
 )
 from alignedserve.protocol.events import Event
+from alignedserve.protocol.form_orders import ProjectKv
 from alignedserve.protocol.messages import ROUTER, Cancel, Prefill
 from alignedserve.scheduling.policy import Cache, Policy, Room
 from alignedserve.worker.setup import WorkerSetup

@@ -9,10 +9,10 @@ import pytest
 
 from alignedserve.core import Chunk, Entry, Estimate, ServiceClass, Slo, StepPlan, StepResult, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.forms.messages import Evict, LetGo, Prefetched
 from alignedserve.lab.fuzzing.worker_views import blocks_of, num_preemptions
 from alignedserve.protocol.commands import Command, ReceiveKv, RunStep, Send, SendKv
 from alignedserve.protocol.events import CopiedIn, Event, KvReceived, KvSent, MemberJoined, MemberLost, StepDone
+from alignedserve.protocol.form_messages import Evict, LetGo, Prefetched
 from alignedserve.protocol.messages import (
     ROUTER,
     Batch,

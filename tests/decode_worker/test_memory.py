@@ -9,7 +9,8 @@ import pytest
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.forms.memory.hybrid import WeighedMemory
 from alignedserve.forms.memory.two_ended import TwoEndedMemory
-from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room, SchedulerName
+from alignedserve.papers.names import SchedulerName
+from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS

@@ -15,6 +15,7 @@ from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.fuzzing.worker_views import num_evictions, num_preemptions
+from alignedserve.papers.names import SchedulerName
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send, SetTimer
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, MemberJoined, Received, StepDone
 from alignedserve.protocol.messages import (
@@ -31,7 +32,7 @@ from alignedserve.protocol.messages import (
     Spoiled,
     Tokens,
 )
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Chunking, Policy, Room, SchedulerName
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Chunking, Policy, Room
 from alignedserve.worker.setup import WorkerSetup
 from tests.cost.fitted import cost_of
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, STOP, entry, member, request, said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -16,22 +16,23 @@ from alignedserve.core import KvForm, Request, ServiceClass, Slo, StepPlan, Step
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.lab.fuzzing.worker_views import kept_blocks, num_preemptions
-from alignedserve.policies.guard import OwnPolicies
-from alignedserve.policies.source import PolicySource
+from alignedserve.papers.fcfs import RoundRobin
+from alignedserve.papers.names import SchedulerName
 from alignedserve.protocol.commands import Command, RunStep
 from alignedserve.protocol.events import Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill
-from alignedserve.schedulers.custom import MOST_LEFT_OUT
-from alignedserve.schedulers.fcfs import RoundRobin
+from alignedserve.schedulers.aligned import Aligned
 from alignedserve.schedulers.table import scheduler_of
 from alignedserve.scheduling.dues import promise
-from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
+from alignedserve.scheduling.policy import Chunking, Policy, Room
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.candidates import RunningBatch
+from alignedserve.worker.scheduler import Scheduler
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import RecentNeed
-from alignedserve.worker.step.view import RanStep, StepView
+from alignedserve.worker.step.step_builder import StepBuilder
+from alignedserve.worker.step.view import PlannedStep, RanStep, StepContext, StepView
 from tests.conftest import examples
 from tests.samples import request
 from tests.worker.step.test_selection import NOW, TIMES, chat, document, moment, seating, select, waits
@@ -50,14 +51,38 @@ def make_request(name: str, service: ServiceClass, prompt: int = 4, tokens: int 
     return replace(new_request, service=service, slo=Slo(ttft_s=1.0, tbt_s=0.2, jct_s=1000.0), arrival_at=at)
 
 
-def own_policy(body: str, room: Room = Room.GROWING) -> Policy:
-    """Return the default with a scheduler of a user, whose `plan` has this body."""
-    head = "from alignedserve.schedulers.scheduler import Scheduler\nasked = []\nclass Own(Scheduler):\n"
-    source = PolicySource("own.py", f"{head}    def plan(self, view):\n        {body}\n")
-    return Policy(own=OwnPolicies(source), room=room, reuse=False)
+def each_of(view: StepView) -> list[WorkerRequest]:
+    return [*view.decodes, *view.prompts, *view.waiting]
 
 
-EACH = "[*view.decodes, *view.prompts, *view.waiting]"
+class ChatsFirst(Scheduler):
+    def plan(self, view: StepView) -> PlannedStep:
+        chats = [running for running in each_of(view) if running.promise.is_rt]
+        return self.step_of(view, chats or each_of(view))
+
+
+class NoDocumentsBesideChats(Aligned):
+    def documents_budget(self, step: StepBuilder) -> int:
+        return 0
+
+
+class FewestFirst(Scheduler):
+    def plan(self, view: StepView) -> PlannedStep:
+        return self.step_of(view, sorted(each_of(view), key=lambda running: running.prefix))
+
+
+class FirstLeaves(Scheduler):
+    def plan(self, view: StepView) -> PlannedStep:
+        return self.step_of(view, each_of(view))
+
+    def leaving(
+        self, prompts: Sequence[WorkerRequest], decodes: Sequence[WorkerRequest], at: StepContext
+    ) -> WorkerRequest:
+        return next(running for running in decodes if running.request.id == "first")
+
+
+def own(scheduler: type[Scheduler], room: Room = Room.GROWING) -> Policy:
+    return Policy(f"{__name__}:{scheduler.__name__}", room=room, reuse=False)
 
 
 class Device:
@@ -116,8 +141,7 @@ def parts(plan: StepPlan) -> list[str]:
 
 class TestOwnScheduler:
     def test_it_says_which_requests_run(self) -> None:
-        chats = f"[it for it in {EACH} if it.promise.is_rt]"
-        device = Device(own_policy(f"return self.step_of(view, {chats} or {EACH})"))
+        device = Device(own(ChatsFirst))
         device.ask(make_request("d", BE, tokens=20), make_request("c", RT, tokens=9))
         device.run()
         assert [parts(plan) for plan in device.plans[:4]] == [["d"], ["c"], ["c"], ["c"]]
@@ -125,12 +149,7 @@ class TestOwnScheduler:
         assert max(device.said_at["c"]) < device.said_at["d"][1]
 
     def test_it_may_be_the_default_with_one_piece_changed(self) -> None:
-        body = "def documents_budget(self, step): return 0"
-        source = PolicySource(
-            "own.py",
-            f"from alignedserve.schedulers.aligned import Aligned\nclass Own(Aligned):\n    {body}\n",
-        )
-        device = Device(Policy(own=OwnPolicies(source), reuse=False))
+        device = Device(own(NoDocumentsBesideChats))
         device.ask(make_request("c", RT, tokens=9), make_request("d", BE, tokens=3))
         device.run()
         assert max(device.said_at["c"]) < device.said_at["d"][0], "no prompt of a document runs beside chats"
@@ -140,79 +159,18 @@ class TestOwnScheduler:
         self, service: ServiceClass
     ) -> None:
         """Each has half of the blocks, and needs more. One that left and got a seat at once would take them again."""
-        fewest_first = f"return self.step_of(view, sorted({EACH}, key=lambda it: it.prefix))"
-        device = Device(own_policy(fewest_first, Room.CHUNKS), replace(LIMITS, max_step_tokens=16))
+        device = Device(own(FewestFirst, Room.CHUNKS), replace(LIMITS, max_step_tokens=16))
         device.ask(make_request("a", service, 48, tokens=2), make_request("b", service, 48, tokens=2))
         device.run()
         order = [name for plan in device.plans for name in parts(plan)]
         assert order == [*"abab", *"aa", *"bbbb"]
         assert num_preemptions(device.worker) == 1
 
-    def test_a_request_that_it_never_names_runs_all_the_same(self) -> None:
-        policy = own_policy("return self.step_of(view, view.decodes[:1] or view.waiting)")
-        device = Device(policy, LARGE)
-        device.ask(make_request("c", RT, tokens=200), make_request("d", BE, tokens=3), make_request("e", BE, tokens=3))
-        device.run()
-        assert device.said == {"d": 3, "e": 3, "c": 200}
-        runs = [number for number, plan in enumerate(device.plans) if {"d", "e"} & {*parts(plan)}]
-        assert {after - before for before, after in pairwise(runs)} <= {1, MOST_LEFT_OUT + 1}
-        assert len(runs) < 12, "its own plans run, as long as no request is overdue"
-        assert policy.own.failures.lines() == []
-
-    def test_a_prompt_that_it_never_seats_is_seated_all_the_same(self) -> None:
-        policy = own_policy(f"return self.step_of(view, [it for it in {EACH} if it.request.id != 'd' or it.blocks])")
-        device = Device(policy, LARGE)
-        device.ask(make_request("c", RT, tokens=80))
-        device.step()
-        device.ask(make_request("d", BE, tokens=3))
-        device.run()
-        first = next(number for number, plan in enumerate(device.plans) if "d" in parts(plan))
-        assert MOST_LEFT_OUT <= first <= MOST_LEFT_OUT + 2
-        assert (device.said, policy.own.failures.lines()) == ({"d": 3, "c": 80}, [])
-
-    @pytest.mark.parametrize(
-        "body",
-        [
-            "return self.step_of(view, [])",
-            "return view.decodes",
-            "return 1 / 0",
-            "self.step_of(view, view.waiting); return 1 / 0",
-            f"return self.step_of(view, [*asked, *(asked.append(it) or it for it in {EACH})])",
-        ],
-    )
-    @pytest.mark.parametrize("room", Room)
-    def test_where_it_has_no_plan_the_default_plans(self, body: str, room: Room) -> None:
-        policy, usual = own_policy(body, room), Device(Policy(room=room, reuse=False))
-        device = Device(policy)
-        for each in (device, usual):
-            each.ask(*(make_request(f"d{number}", BE, 16) for number in range(3)))
-            each.step()
-            each.ask(make_request("c", RT, 30))
-            each.run()
-            assert each.said == {"d0": 8, "d1": 8, "d2": 8, "c": 8}
-            assert each.worker.held["blocks"] == 0
-        assert policy.own.failures.lines()
-        if "view.waiting" not in body and "asked" not in body:
-            assert device.plans == usual.plans
-
-    def test_a_request_that_cannot_run_holds_up_none_that_can(self) -> None:
-        """It names only a prompt that waits for memory, which the others have."""
-        policy = own_policy(f"return self.step_of(view, (view.prompts or {EACH})[-1:])", Room.CHUNKS)
-        device = Device(policy, replace(LIMITS, max_step_tokens=16))
-        device.ask(*(make_request(name, BE, prompt=24, tokens=20) for name in "defg"))
-        device.run()
-        assert device.said == dict.fromkeys("defg", 20)
-
     def test_it_says_who_leaves_where_memory_is_short(self) -> None:
-        policy = own_policy(
-            f"return self.step_of(view, {EACH})\n\n    def leaving(self, prompts, decodes, at):\n"
-            "        return next(it for it in decodes if it.request.id == 'first')"
-        )
-        device = Device(policy, replace(LIMITS, num_blocks=8))
+        device = Device(own(FirstLeaves), replace(LIMITS, num_blocks=8))
         device.ask(make_request("first", BE, tokens=20), make_request("second", BE, tokens=20))
         device.run()
         assert device.said_at["second"][-1] < device.said_at["first"][-1]
-        assert policy.own.failures.lines() == []
 
 
 class TestRoundRobin:

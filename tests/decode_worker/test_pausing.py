@@ -22,12 +22,13 @@ from alignedserve.cost.model import Coefficients, CostModel, Kind
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.pausing import MOST_PAUSES
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.papers.names import SchedulerName
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyOut, RunAmid, RunStep, Send
 from alignedserve.protocol.events import Event, MemberJoined, StepDone
 from alignedserve.protocol.messages import ROUTER, AskPages, Cancel, LeasePages, Output, Prefill, Tokens, Used
 from alignedserve.schedulers.aligned import Aligned
-from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
+from alignedserve.scheduling.policy import Chunking, Policy
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import POOL_MEMBER, request, said
 

@@ -31,13 +31,14 @@ from alignedserve.core import (
     units_for,
 )
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.forms.orders import CopySlots
-from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.fuzzing.worker_views import blocks_of, num_evictions, num_preemptions, slots_of, weighed
 from alignedserve.lab.simulator.machines.engine import CheckedHands, Costs, TaggedArena, TokenStory, story_from
+from alignedserve.papers.names import SchedulerName
 from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send, SetTimer
 from alignedserve.protocol.events import Event, MemberJoined, TimerFired
+from alignedserve.protocol.extents import Extents
+from alignedserve.protocol.form_orders import CopySlots
 from alignedserve.protocol.messages import (
     ROUTER,
     Acknowledge,
@@ -51,7 +52,7 @@ from alignedserve.protocol.messages import (
     Tokens,
 )
 from alignedserve.protocol.page_names import chained_hashes
-from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room, SchedulerName
+from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room
 from alignedserve.worker.setup import WorkerSetup
 from tests.conftest import SOAK
 from tests.rare import thinned

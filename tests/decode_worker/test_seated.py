@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from alignedserve.core import Estimate
 from alignedserve.cost.model import Coefficients, CostModel, Kind
 from alignedserve.schedulers.aligned import Aligned, step_bounds
-from alignedserve.schedulers.scheduler import NO_LIMIT
 from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import Late, Rank, Standing, StepTimes, in_order
+from alignedserve.worker.scheduler import NO_LIMIT
 from alignedserve.worker.step.ranks import DecodeOrder, RankedRequests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import StepContext, StepView

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from alignedserve.core import Chunk, Request, ServiceClass, StepResult, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.forms.orders import CopySlots
 from alignedserve.lab.fuzzing.worker_views import num_preemptions, slots_of
 from alignedserve.protocol.commands import (
     Command,
     RunStep,
 )
 from alignedserve.protocol.events import Event, StepDone
+from alignedserve.protocol.form_orders import CopySlots
 from alignedserve.protocol.messages import ROUTER, Cancel, Prefill
 from alignedserve.scheduling.policy import Layout, Policy, Room
 from alignedserve.worker.setup import WorkerSetup

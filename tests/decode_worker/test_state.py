@@ -26,6 +26,7 @@ from alignedserve.cost.model import Coefficients, CostModel, Kind
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.lab.fuzzing.worker_views import num_preemptions
+from alignedserve.papers.names import SchedulerName
 from alignedserve.protocol.commands import Command, CopyIn, RunStep, Send, SetTimer
 from alignedserve.protocol.events import CopiedIn, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
 from alignedserve.protocol.messages import (
@@ -46,7 +47,7 @@ from alignedserve.protocol.messages import (
     Spoiled,
     Tokens,
 )
-from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
+from alignedserve.scheduling.policy import Chunking, Policy, Room
 from alignedserve.worker.candidates import LEAST_WIDTH
 from alignedserve.worker.pace import JOINS
 from alignedserve.worker.part import REFRESH_S

@@ -55,9 +55,9 @@ def test_deadlines(deployment: Deployment, tmp_path: Path) -> None:
     assert (chat.split(":")[0], document.split(":")[0]) == ("chat", "document")
 
 
-@rare  # tests/policies
+@rare  # tests/schedulers
 def test_a_scheduler(tmp_path: Path) -> None:
-    assert "shortest first" in printed_by("scheduler.py", tmp_path)
+    assert "few documents" in printed_by("scheduler.py", tmp_path)
 
 
 @rare  # tests/api/test_simulating.py

@@ -21,9 +21,7 @@ from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import Capture
 from alignedserve.executor.hands import EngineHands
-from alignedserve.forms.orders import CopySlots
 from alignedserve.kvpool.arena.arena import Arena
-from alignedserve.kvpool.arena.extents import Extents, PageBytes
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import (
@@ -37,6 +35,8 @@ from alignedserve.protocol.commands import (
     Work,
 )
 from alignedserve.protocol.events import Event, KvReceived, KvSent, MemberJoined, Received, StepDone
+from alignedserve.protocol.extents import Extents, PageBytes
+from alignedserve.protocol.form_orders import CopySlots
 from alignedserve.protocol.messages import ROUTER, Member, Prefill, Tokens
 from alignedserve.scheduling.policy import Policy
 from alignedserve.transport.transport import Post, ThroughTheArena

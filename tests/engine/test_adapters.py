@@ -15,9 +15,9 @@ import pytest
 from torch import Tensor
 
 from alignedserve.architectures.families.model_config import read_config
+from alignedserve.architectures.lora import read_lora
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.core import Chunk, Decode, StepPlan
-from alignedserve.engine.adapters.lora import read_lora
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError

@@ -23,13 +23,13 @@ from alignedserve.engine.device.devices import Mark
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.engine import Engine
 from alignedserve.executor.hands import EngineHands
-from alignedserve.forms.orders import CompressPage
-from alignedserve.forms.pool.int8_layout import Int8Layout
 from alignedserve.kernels.common.threads import compute_alone, openmp_libraries
 from alignedserve.kvpool.arena.arena import Arena
-from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.protocol.commands import CopyIn, CopyOut, PrepareSyntax, ReceiveKv, RunStep, SendKv
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, KvReceived, KvSent, PageCompressed, SyntaxReady
+from alignedserve.protocol.extents import Extents, PageBytes, PageKind
+from alignedserve.protocol.form_orders import CompressPage
+from alignedserve.protocol.int8_layout import Int8Layout
 from alignedserve.protocol.rank_orders import Copying
 from tests.engine.test_hands import BLOCK_SIZE, BLOCKS, NEXT_POOL, OTHER_BLOCKS, PAGE_SIZE, PAGES, TOKENS, create
 from tests.kernels.samples import threads as torch_threads
@@ -283,7 +283,7 @@ def test_a_page_is_made_int8_beside_steps_where_a_gpu_does_it(
     page_bytes = 2 * layers * PAGE_SIZE * kv_dim * engine.cache.dtype.itemsize
     sizes = PageBytes(page_bytes, Int8Layout(2 * layers * kv_dim, PAGE_SIZE).size)
     assert not bench.hands.begin_aside(CompressPage(7, "pool-0.1", 0, into), lambda _: None)
-    monkeypatch.setattr("alignedserve.forms.device.performing.CPU", torch.device("meta"))
+    monkeypatch.setattr("alignedserve.engine.forms.performing.CPU", torch.device("meta"))
     made = Arena.create(path, pages=extents, payload_bytes=sizes, page_size=PAGE_SIZE, incarnation=1)
     with closing(made) as arena:
         bench.hands.meet(POOL_MEMBER)

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.forms.performing import Checkpoints
 from alignedserve.errors import PlanError
 from alignedserve.executor.hands import EngineHands
-from alignedserve.forms.device.performing import Checkpoints
-from alignedserve.forms.orders import CopySlots
+from alignedserve.protocol.form_orders import CopySlots
 from tests.conftest import examples
 
 LAYERS, BLOCKS, KV_DIM, PLACES = 3, 5, 8, 7

@@ -15,10 +15,11 @@ from alignedserve.cost.fit import OnlineCost, Point
 from alignedserve.cost.model import Shape
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.engine.engine import Engine
+from alignedserve.papers.names import SchedulerName
 from alignedserve.protocol.commands import Command, RunStep, Send
 from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill, Tokens
-from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
+from alignedserve.scheduling.policy import Chunking, Policy, Room
 from alignedserve.worker.setup import WorkerSetup
 from tests.conftest import SOAK, examples
 from tests.engine.driver import prompt_of

@@ -24,9 +24,9 @@ from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.engine.copying import copies as page_copies
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.errors import ArenaError, PlanError
-from alignedserve.forms.pool.int8_layout import Int8Layout
 from alignedserve.kvpool.arena.arena import Arena
-from alignedserve.kvpool.arena.extents import PageBytes, PageKind
+from alignedserve.protocol.extents import PageBytes, PageKind
+from alignedserve.protocol.int8_layout import Int8Layout
 from tests.conftest import examples
 
 NUM_BLOCKS, NUM_PAGES = 12, 5

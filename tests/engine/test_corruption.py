@@ -24,11 +24,11 @@ from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.engine.engine import Engine
 from alignedserve.executor.hands import EngineHands
 from alignedserve.kvpool.arena.arena import Arena, Contents
-from alignedserve.kvpool.arena.extents import PageKind
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send
 from alignedserve.protocol.events import Event, MemberJoined, Received
+from alignedserve.protocol.extents import PageKind
 from alignedserve.protocol.messages import ROUTER, Prefill, Progress, Tokens
 from alignedserve.worker.setup import WorkerSetup
 from tests.engine.driver import prompt_of

@@ -28,13 +28,13 @@ from alignedserve.executor.copies import end_where_lost
 from alignedserve.executor.hands import EngineHands
 from alignedserve.executor.loading import use_threads
 from alignedserve.fallbacks import fallbacks
-from alignedserve.forms.orders import CopySlots
 from alignedserve.kernels.common import failing as failing_kernels
 from alignedserve.kvpool.arena.arena import Arena
-from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.machine import resources
+from alignedserve.machine.shared_files import remove_stale
 from alignedserve.protocol.commands import CopyIn, CopyOut, RunStep
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event
+from alignedserve.protocol.form_orders import CopySlots
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.part import PartSpec, Place
 from alignedserve.signs import ExitCode

@@ -17,7 +17,7 @@ from alignedserve.architectures.quantization import Quantization
 from alignedserve.core import StepPlan
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError
-from alignedserve.forms.orders import ProjectKv
+from alignedserve.protocol.form_orders import ProjectKv
 from tests.engine.driver import Driver, Live, prompt_of
 from tests.engine.expanded import expanded_reference
 from tests.models import VOCAB

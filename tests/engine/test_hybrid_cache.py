@@ -14,7 +14,8 @@ import pytest
 
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.lab.fuzzing.worker_views import weighed
-from alignedserve.scheduling.policy import Cache, Chunking, Policy, Room, SchedulerName
+from alignedserve.papers.names import SchedulerName
+from alignedserve.scheduling.policy import Cache, Chunking, Policy, Room
 from tests.engine.deployment import asked, deployed
 from tests.reference import Tally, compare
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from alignedserve.core import Chunk, Decode, KvForm, Sampling, StepPlan
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.engine import Engine
-from alignedserve.forms.device.int8_pages import Int8Pages
-from alignedserve.forms.pool.int8_layout import Int8Layout
+from alignedserve.engine.forms.int8_pages import Int8Pages
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kvpool.arena.arena import Arena, Contents
-from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
+from alignedserve.protocol.extents import Extents, PageBytes, PageKind
+from alignedserve.protocol.int8_layout import Int8Layout
 from alignedserve.protocol.page_names import chained_hashes
 from tests.demo_conversations import conversations
 from tests.gpu.cases import compressed

@@ -16,11 +16,7 @@ from alignedserve.config.topology import Topology
 from alignedserve.core import Request, Role, Sampling, ServiceClass, Slo, WorkerLimits
 from alignedserve.engine.engine import Engine
 from alignedserve.executor.hands import EngineHands
-from alignedserve.forms.orders import CompressPage
-from alignedserve.forms.pool.int8_layout import Int8Layout
-from alignedserve.forms.rules import Compression
 from alignedserve.kvpool.arena.arena import Arena
-from alignedserve.kvpool.arena.extents import PageBytes
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.loads.workload import Arrival
 from alignedserve.lab.simulator.machines.transfers import SimulatedTransfers
@@ -29,7 +25,11 @@ from alignedserve.lab.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, Deliver, ReceiveKv, RunStep, SendKv
 from alignedserve.protocol.events import Event
+from alignedserve.protocol.extents import PageBytes
+from alignedserve.protocol.form_orders import CompressPage
+from alignedserve.protocol.int8_layout import Int8Layout
 from alignedserve.protocol.messages import Member
+from alignedserve.scheduling.form_rules import Compression
 from alignedserve.scheduling.policy import Policy
 from tests.engine.driver import prompt_of
 from tests.rare import rarely

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from alignedserve.lab.fuzzing.worker_views import slots_of
-from alignedserve.scheduling.policy import Chunking, Layout, Policy, Room, SchedulerName
+from alignedserve.papers.names import SchedulerName
+from alignedserve.scheduling.policy import Chunking, Layout, Policy, Room
 from tests.engine.deployment import Deployment, asked, deployed
 from tests.reference import Tally, compare
 

@@ -17,8 +17,8 @@ from alignedserve.engine.profiling import Meter, measure
 from alignedserve.errors import ArenaTooSmall
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.dispatch.rehearsing import REHEARSED, rehearse
-from alignedserve.kvpool.arena import shared_files
 from alignedserve.kvpool.arena.arena import Arena
+from alignedserve.machine import shared_files
 from alignedserve.signs import Stage
 from tests.models import MAX_POSITIONS
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from alignedserve.architectures.families.model_config import read_config
-from alignedserve.engine.adapters.lora import CONFIG, WEIGHTS, LoraFiles, read_lora
+from alignedserve.architectures.lora import CONFIG, WEIGHTS, LoraFiles, read_lora
 from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Scope, hash_key
 from alignedserve.text.text_model import TextModel

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from alignedserve.forms.device.int8_pages import Int8Pages
+from alignedserve.engine.forms.int8_pages import Int8Pages
 from alignedserve.kernels.common.spans import Lie, Spans
 
 GPU = torch.device("cuda", 0)

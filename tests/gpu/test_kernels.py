@@ -13,8 +13,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from alignedserve.engine.forms.int8_pages import Int8Pages
 from alignedserve.engine.graphs import CudaCapture
-from alignedserve.forms.device.int8_pages import Int8Pages
 from alignedserve.kernels.common.decoder import Heads
 from alignedserve.kernels.common.int8_kv import quantise_vectors
 from alignedserve.kernels.common.placing import StepMemory

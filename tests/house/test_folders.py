@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("alignedserve", "router", "prefill_worker", "decode_worker", "kvpool", "kernels", "lab")
+PARTS = ("alignedserve", "router", "prefill_worker", "decode_worker", "kvpool", "kernels", "papers", "lab")
 
 
 def _folders() -> list[Path]:

@@ -47,7 +47,7 @@ def moved(library: str, what: str) -> str:
 
 def used() -> Iterator[tuple[str, str]]:
     """Yield each private module of these libraries, and what our code uses of it."""
-    folders = ("alignedserve", "decode_worker", "prefill_worker", "kvpool", "router", "kernels", "lab")
+    folders = ("alignedserve", "decode_worker", "prefill_worker", "kvpool", "router", "kernels", "lab", "papers")
     for path in sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         yield from (("torch", name) for name in re.findall(r"\btorch\.(_[a-z]\w+)\(", text))

@@ -47,7 +47,7 @@ CORE_FOLDERS = (
     "forms",
     "forms/memory",
     "forms/pool",
-    "policies",
+    "papers",
     "protocol",
     "scheduling",
     "schedulers",

@@ -16,7 +16,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from alignedserve.forms.device.int8_pages import Int8Pages
+from alignedserve.engine.forms.int8_pages import Int8Pages
 from alignedserve.kernels.common.decoder import Heads, Norm
 from alignedserve.kernels.common.int8_kv import dequantise_vectors
 from alignedserve.kernels.common.reference import Reference

@@ -17,20 +17,20 @@ import pytest
 
 from alignedserve.errors import ArenaError, ArenaTooSmall, LeaseError
 from alignedserve.kvpool.arena.arena import Arena, Contents
-from alignedserve.kvpool.arena.extents import PageKind
-from alignedserve.kvpool.arena.shared_files import HolderLock, check_space, is_held, remove_ended, remove_stale
+from alignedserve.machine.shared_files import HolderLock, check_space, is_held, remove_ended, remove_stale
+from alignedserve.protocol.extents import PageKind
 
 NAME = "alignedserve-test-node0"
 CONTENTS = Contents(PageKind.KV, length=5, token_hash=2**64 - 3)
 TEXT = b"KV of five tokens"
 
 ATTACH = "from alignedserve.kvpool.arena.arena import Arena; arena = Arena.attach(path / name)"
-HOLD = "from alignedserve.kvpool.arena.shared_files import HolderLock; lock = HolderLock(path, name)"
+HOLD = "from alignedserve.machine.shared_files import HolderLock; lock = HolderLock(path, name)"
 SCRIBBLE = f"""
 {ATTACH}
 import itertools, threading, time
 from alignedserve.kvpool.arena.arena import Contents
-from alignedserve.kvpool.arena.extents import PageKind
+from alignedserve.protocol.extents import PageKind
 def scribble():
     for turn in itertools.count():
         arena.begin_write(1)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from alignedserve.forms.messages import Compress, Compressed
-from alignedserve.forms.pool.compression import AT_ONCE
-from alignedserve.forms.rules import Compression
-from alignedserve.kvpool.arena.extents import Extents, PageKind
+from alignedserve.kvpool.memory.compression import AT_ONCE
 from alignedserve.kvpool.state import PoolCore
+from alignedserve.papers.names import SchedulerName
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import HolderGone, MemberJoined, MemberLost, TimerFired
+from alignedserve.protocol.extents import Extents, PageKind
+from alignedserve.protocol.form_messages import Compress, Compressed
 from alignedserve.protocol.messages import (
     AskBatch,
     AskPages,
@@ -22,7 +22,8 @@ from alignedserve.protocol.messages import (
     Prefix,
     Release,
 )
-from alignedserve.scheduling.policy import Grouping, Policy, SchedulerName
+from alignedserve.scheduling.form_rules import Compression
+from alignedserve.scheduling.policy import Grouping, Policy
 from alignedserve.scheduling.slo import StepTimes
 from tests.samples import entry, member, request, said
 

@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from alignedserve.core import ServiceClass
 from alignedserve.errors import LeaseError
-from alignedserve.forms.pool.pages import CompressiblePages
-from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
+from alignedserve.kvpool.memory.pages_of_kinds import CompressiblePages
+from alignedserve.protocol.extents import Extents, PageBytes, PageKind
 from tests.conftest import examples
 
 EXTENTS = Extents(5, kv=2, kv_int8=3)

@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import Entry, Request, Sampling, ServiceClass, Slo
-from alignedserve.forms.pool.compression import WaitingOrder
 from alignedserve.kvpool.grouping import WaitingEntry
+from alignedserve.kvpool.memory.compression import WaitingOrder
+from alignedserve.papers.names import SchedulerName
 from alignedserve.protocol.messages import AskBatch
 from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.levels import AGE_S, InLine, expected_waits
-from alignedserve.scheduling.policy import Policy, SchedulerName
+from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import StepTimes
 
 BE, RT = ServiceClass.BE, ServiceClass.RT

@@ -22,7 +22,6 @@ from alignedserve.config.topology import Topology
 from alignedserve.core import Role, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.errors import FuzzError
-from alignedserve.forms.orders import CopySlots
 from alignedserve.forms.prefetch.decode_part import Prefetching
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.cli import fuzz as fuzz_command
@@ -48,6 +47,7 @@ from alignedserve.lab.simulator.machines.world import Witness
 from alignedserve.lab.simulator.run import Simulation
 from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.form_orders import CopySlots
 from alignedserve.protocol.messages import Commit, GiveBack, Keep, Member, Output
 from alignedserve.scheduling.policy import Policy
 from tests.conftest import SOAK

@@ -9,12 +9,12 @@ import pytest
 
 from alignedserve.core import NO_KV, Decode, Sampling, StepPlan
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Route, Shape, Uncertainty, shape_of
-from alignedserve.forms.orders import CompressPage
-from alignedserve.forms.rules import Compression
 from alignedserve.lab.benchmarks.isolation import HoggedTruth
 from alignedserve.lab.devices.gpu_truth import names
 from alignedserve.lab.devices.hardware import ProfileTruth, from_gpu
 from alignedserve.protocol.commands import CopyIn
+from alignedserve.protocol.form_orders import CompressPage
+from alignedserve.scheduling.form_rules import Compression
 from alignedserve.scheduling.policy import Policy
 
 KNOWN = CostModel({kind: Coefficients(fixed=1e-3, token=(1e-4,)) for kind in Kind}, dict.fromkeys(Kind, Uncertainty()))

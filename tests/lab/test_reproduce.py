@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from alignedserve import progress
 from alignedserve.cli import main as cli
-from alignedserve.cli.terminal import progress
-from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import SimulateError
 from alignedserve.lab.cli import reproduce
 from alignedserve.lab.cli.simulating import WhatIsReproduced
@@ -27,6 +26,7 @@ from alignedserve.lab.reproduce.page import FigureRun, document, page, picture, 
 from alignedserve.lab.reproduce.papers import PAPERS, chosen
 from alignedserve.lab.trials.building import settings_of
 from alignedserve.lab.trials.running import figures_of
+from alignedserve.progress import ProgressBar
 from tests.rare import rare, rarely
 from tests.simulator.runs import MIXED
 

@@ -13,8 +13,7 @@ from types import MappingProxyType
 import pytest
 
 from alignedserve.cli import main as cli
-from alignedserve.cli.terminal.progress import ProgressBar
-from alignedserve.config.presets import PRESETS
+from alignedserve.config.presets import presets
 from alignedserve.errors import SimulateError
 from alignedserve.lab import processes
 from alignedserve.lab.cli import simulate as simulate_command
@@ -26,6 +25,7 @@ from alignedserve.lab.reports.trial import OnProgress, SimulationTrial
 from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.trials.building import parse_cluster, settings_of
 from alignedserve.lab.trials.running import run_once, run_saved
+from alignedserve.progress import ProgressBar
 from alignedserve.scheduling.policy import Predictor
 from tests.conftest import SOAK
 from tests.simulator.runs import MIXED
@@ -421,7 +421,7 @@ def test_help_names_every_preset_and_the_default(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         cli.main(["simulate", "--help"])
     shown = "".join(capsys.readouterr().out.split())  # the help breaks lines within names
-    assert f"{','.join(PRESETS)}(default:aligned)" in shown
+    assert f"{','.join(presets())}(default:aligned)" in shown
 
 
 # --- ProgressBar
@@ -435,7 +435,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     times = iter(range(100))
-    monkeypatch.setattr("alignedserve.cli.terminal.progress.monotonic", lambda: float(next(times)))
+    monkeypatch.setattr("alignedserve.progress.monotonic", lambda: float(next(times)))
     return iter(())
 
 

@@ -17,11 +17,10 @@ from alignedserve import locks
 from alignedserve.errors import ArenaError
 from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.ledger import Ledger
-from alignedserve.kvpool.arena import shared_files
 from alignedserve.kvpool.arena.arena import Arena
-from alignedserve.kvpool.arena.shared_files import HolderLock, check_space, is_held, remove_stale
 from alignedserve.locks import LockHeld, NotPrivate, locked, open_private, private_folder
-from alignedserve.machine import whole_file
+from alignedserve.machine import shared_files, whole_file
+from alignedserve.machine.shared_files import HolderLock, check_space, is_held, remove_stale
 from alignedserve.machine.whole_file import one_at_a_time
 from alignedserve.shell.control import ControlError, private_socket
 

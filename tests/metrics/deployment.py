@@ -10,12 +10,9 @@ from alignedserve.jobs.state import JobFigures, LineFate
 from alignedserve.metrics.parts import PartMetrics
 from alignedserve.metrics.requests import ALL, RequestMetrics
 from alignedserve.metrics.series import merge
-from alignedserve.policies.guard import PolicyFailure
-from alignedserve.policies.kinds import PolicyKind
 from alignedserve.protocol.figures import (
     DecodeSteps,
     EnergyFigures,
-    FailedPolicy,
     Garbage,
     GpuFigures,
     MachineFigures,
@@ -30,7 +27,6 @@ from alignedserve.store.job import JobStatus
 FELL_BACK = (Fallback("x", "y", "z"),)
 MACHINE = MachineFigures(1.0, 1, 1, 1, (GpuFigures(1.0, 1, 1),))
 ENERGY = EnergyFigures(2.0, 1.0, "nvml")
-FAILED = (FailedPolicy(PolicyKind.ORDER, PolicyFailure.RAISED, 1),)
 
 
 def exposed(prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE) -> str:
@@ -49,9 +45,7 @@ def exposed(prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE) -> str:
     preempted = (Preempted(PreemptionCause.MEMORY, ServiceClass.BE, keeps_kv=False, number=1),)
     load, process = (
         WorkerLoad(slack_s=1.0, preempted=preempted),
-        ProcessFigures(
-            1.0, 1, 1, 1.0, FAILED, "3.12.3", (Garbage(1, 1, 1),), FELL_BACK, machine=MACHINE, energy=ENERGY
-        ),
+        ProcessFigures(1.0, 1, 1, 1.0, "3.12.3", (Garbage(1, 1, 1),), FELL_BACK, machine=MACHINE, energy=ENERGY),
     )
     parts.update(Figures(steps=DecodeSteps(), worker=load, process=process, member="decode-0"))
     parts.update(Figures(Usage(), member="pool-0"))

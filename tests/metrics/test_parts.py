@@ -13,8 +13,6 @@ from alignedserve.metrics.parts import PartMetrics
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.metrics.series import merge
 from alignedserve.owner.core import OwnerCore
-from alignedserve.policies.guard import PolicyFailure
-from alignedserve.policies.kinds import PolicyKind
 from alignedserve.protocol.commands import Send, Show
 from alignedserve.protocol.events import TimerFired
 from alignedserve.protocol.figures import (
@@ -22,7 +20,6 @@ from alignedserve.protocol.figures import (
     STEP_TOKENS,
     ByClass,
     DecodeSteps,
-    FailedPolicy,
     Garbage,
     GpuFigures,
     MachineFigures,
@@ -122,13 +119,6 @@ def test_the_road_of_each_pair_is_named(lends: bool) -> None:
     assert shown(metrics, 'kv_road{decode="decode-0",prefill="prefill-1",road="host"}') == 1
     assert "prefill-2" not in text_of(metrics), "no road leads from another node"
     assert 'decode="prefill-' not in text_of(metrics), "a prefill worker that decodes too stands at its own end"
-
-
-def test_failures_of_policies_of_one_s_own_are_counted() -> None:
-    metrics = PartMetrics()
-    failed = (FailedPolicy(PolicyKind.ORDER, PolicyFailure.NONSENSE, 7),)
-    metrics.update(Figures(process=ProcessFigures(1.0, 1, 1, 1.7e9, failed), member="router"))
-    assert shown(metrics, 'policy_failures_total{failure="nonsense",part="router",policy="order"}') == 7
 
 
 LOAD = WorkerLoad(

@@ -83,14 +83,14 @@ POOL = (
     ),
     Mutant(
         "page of a running request compressed",
-        "alignedserve/forms/pool/compression.py",
+        "kvpool/memory/compression.py",
         "done and self._waits_only(page)",
         "done",
         "A page that a worker reads by its number gives place to another.",
     ),
     Mutant(
         "compressed pages of a dead holder kept",
-        "alignedserve/forms/pool/compression.py",
+        "kvpool/memory/compression.py",
         "self._pages.compressed(lease_to_compress(holder), page, take=False)",
         "",
         "Pages into which a dead worker compressed are never free again.",

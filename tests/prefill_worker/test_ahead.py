@@ -18,11 +18,12 @@ from alignedserve.core import (
     StepResult,
     WorkerLimits,
 )
+from alignedserve.papers.names import SchedulerName
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import CopyOut, RunStep, Send
 from alignedserve.protocol.events import CopiedOut, Event, MemberJoined, StepDone
 from alignedserve.protocol.messages import ROUTER, AskPages, AskPrefix, Cancel, Output, Prefill, Prefix, Tokens
-from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
+from alignedserve.scheduling.policy import Chunking, Policy
 from alignedserve.worker.setup import WorkerSetup
 from tests.prefill_worker.asks import leased
 from tests.samples import POOL_MEMBER, request, said

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from alignedserve.core import Entry, StepResult, WorkerLimits
-from alignedserve.forms.messages import Evict, LetGo, Prefetch, Prefetched
 from alignedserve.lab.fuzzing.worker_views import blocks_of
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, Send, SendKv
@@ -25,6 +24,7 @@ from alignedserve.protocol.events import (
     MemberLost,
     StepDone,
 )
+from alignedserve.protocol.form_messages import Evict, LetGo, Prefetch, Prefetched
 from alignedserve.protocol.messages import (
     ROUTER,
     AskPages,

@@ -11,6 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from alignedserve.core import ServiceClass, StepResult
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.fuzzing.worker_views import blocks_of
+from alignedserve.papers.names import SchedulerName
+from alignedserve.papers.policy import PaperPolicy
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import CopyIn, CopyOut, RunStep, Send, SendKv
 from alignedserve.protocol.events import (
@@ -36,7 +38,7 @@ from alignedserve.protocol.messages import (
     Progress,
     Pull,
 )
-from alignedserve.scheduling.policy import Chunking, Handoff, Policy, Room, SchedulerName
+from alignedserve.scheduling.policy import Chunking, Handoff, Policy, Room
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.setup import WorkerSetup
 from tests.conftest import examples
@@ -46,7 +48,7 @@ from tests.samples import member, request, said
 LIMITS = replace(SMALL, num_blocks=16, max_batch=4)
 PREFILL, DECODE = "prefill-0", replace(member("decode-0"), transport="there")
 policies = st.builds(
-    Policy,
+    PaperPolicy,
     st.sampled_from(SchedulerName),
     chunking=st.sampled_from(Chunking),
     room=st.sampled_from(Room),

@@ -18,7 +18,6 @@ from alignedserve.core import (
     StepPlan,
 )
 from alignedserve.errors import WireError
-from alignedserve.forms.orders import CompressPage, CopySlots, ProjectKv
 from alignedserve.protocol.commands import (
     CopyIn,
     CopyOut,
@@ -27,6 +26,7 @@ from alignedserve.protocol.commands import (
     SendKv,
 )
 from alignedserve.protocol.events import KvReceived, KvSent
+from alignedserve.protocol.form_orders import CompressPage, CopySlots, ProjectKv
 from alignedserve.protocol.messages import Member
 from alignedserve.protocol.rank_orders import (
     Ended,

@@ -9,11 +9,11 @@ from itertools import islice
 
 from alignedserve.core import KvForm, Request, ServiceClass, Slo
 from alignedserve.cost.model import Coefficients, CostModel, Kind
-from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.schedulers.table import scheduler_of
 from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Policy, Room
 from alignedserve.scheduling.slo import StepTimes
+from alignedserve.worker.scheduler import Scheduler
 from alignedserve.worker.step.blocks import Blocks
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import Seating

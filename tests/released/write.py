@@ -28,7 +28,7 @@ from alignedserve.core import Request
 from alignedserve.gateway.access.budgets import FILE, Budgets
 from alignedserve.jobs.actor import JobRunner
 from alignedserve.kvpool.arena.arena import Arena, Contents
-from alignedserve.kvpool.arena.extents import PageKind
+from alignedserve.protocol.extents import PageKind
 from alignedserve.store import redis_store, sqlite_store
 from alignedserve.store.job import Forecast, Job, LineResult
 from alignedserve.store.storage import SQLITE, SQLITE_FILE, data_folder

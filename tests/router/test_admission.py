@@ -65,7 +65,7 @@ def refused(by: Admission, request: Request, ahead: WorkAhead = IDLE) -> Refusal
 class TestAnswers:
     """A chat is refused beside which answers would stand still, its own or others', however soon its first token is."""
 
-    SHORT = WorkAhead(memory=1000, free=500, shortage=Shortage(200.0, 7.0))
+    SHORT = WorkAhead(memory=1000, shortage=Shortage(200.0, 7.0))
 
     def test_a_chat_whose_answer_finds_no_memory_is_to_come_again_when_there_is_some(self) -> None:
         refusal = refused(admission(), rt("a"), self.SHORT)

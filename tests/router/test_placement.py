@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import CopyCost, Estimate, Request, Role, ServiceClass, Slo
+from alignedserve.papers.names import SchedulerName
 from alignedserve.protocol.messages import Backlog, Report
 from alignedserve.router.placing.held import Beginnings, pieces_of
 from alignedserve.router.placing.placement import Placement
 from alignedserve.router.placing.ranking import Rooms
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy, SchedulerName
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
 from tests.samples import member, request
 
 POOL = {"local": "pool-0"}

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from alignedserve.core import KvForm
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape
 from alignedserve.schedulers.near_lengths import OF_IN_ORDER, split_by_length
-from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.schedulers.table import scheduler_of
 from alignedserve.scheduling.policy import Grouping, Policy
+from alignedserve.worker.scheduler import Scheduler
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import PlannedStep, StepAhead, StepContext, StepView, all_of
 from tests.conftest import examples

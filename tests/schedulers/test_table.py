@@ -9,17 +9,21 @@ import pytest
 from alignedserve.config.config import of_preset
 from alignedserve.core import KvForm, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.schedulers.alise import Alise
-from alignedserve.schedulers.fcfs import AlignedServePaper, DecodesFirst, PromptsFirst
-from alignedserve.schedulers.in_order import InOrder
-from alignedserve.schedulers.table import SCHEDULERS, scheduler_of
-from alignedserve.schedulers.wrapping import WholePrompts
-from alignedserve.scheduling.policy import RULES, Chunking, Policy, Room, SchedulerName
+from alignedserve.papers.alise import Alise
+from alignedserve.papers.fcfs import AlignedServePaper, DecodesFirst, PromptsFirst
+from alignedserve.papers.in_order import InOrder
+from alignedserve.papers.names import SchedulerName
+from alignedserve.papers.rules import RULES
+from alignedserve.papers.table import SCHEDULERS
+from alignedserve.papers.wrapping import WholePrompts
+from alignedserve.schedulers.table import scheduler_of
+from alignedserve.scheduling.policy import Chunking, Policy, Room
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.view import StepView
 from tests.worker.step.test_selection import chat, document, moment, ran, seating, waits
 
 ROUND = Policy(SchedulerName.ROUND_ROBIN, chunking=Chunking.FIXED)
+BY_ARRIVAL = [name for name, rules in RULES.items() if not rules.fills and "chunking" not in rules.takes]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +69,7 @@ def test_only_our_own_schedulers_pause_their_steps(layers: int) -> None:
     assert pause == (["aligned", "aligned-multi-resource"] if layers else [])
 
 
-@pytest.mark.parametrize("name", [name for name, rules in RULES.items() if not rules.fills and rules.own])
+@pytest.mark.parametrize("name", BY_ARRIVAL)
 @pytest.mark.parametrize("chunking", Chunking)
 @pytest.mark.parametrize("room", Room)
 def test_settings_of_a_system_may_ask_for_another_rule(name: SchedulerName, chunking: Chunking, room: Room) -> None:

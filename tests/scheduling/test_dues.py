@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import Due, Request, ServiceClass, Slo
+from alignedserve.papers.names import SchedulerName
 from alignedserve.scheduling.dues import DECAY, MOST_MISSES, StepPromise, TokenPromise
-from alignedserve.scheduling.policy import Policy, SchedulerName
+from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import Late, StepTimes, Work
 from tests.samples import request
 

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import ServiceClass
-from alignedserve.schedulers.fastserve import level_served
+from alignedserve.papers.fastserve import level_served
+from alignedserve.papers.names import SchedulerName
 from alignedserve.scheduling.dues import Promise, promise
 from alignedserve.scheduling.levels import LEVELS, STEP_PROMPT, TOP, Level, level_of
-from alignedserve.scheduling.policy import Policy, SchedulerName
+from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import StepTimes, Work
 from tests.samples import request
 

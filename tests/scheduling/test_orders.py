@@ -7,22 +7,13 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import ServiceClass, Slo
-from alignedserve.policies.guard import Failures, Guard
-from alignedserve.policies.kinds import OrderPolicy, RequestInLine
+from alignedserve.papers.names import SchedulerName
+from alignedserve.papers.orders import BY_ACCELGEN, BY_LEVELS, BY_REMAINING
+from alignedserve.papers.rules import RULES
 from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.levels import TOP
-from alignedserve.scheduling.orders import (
-    BY_ACCELGEN,
-    BY_ARRIVAL,
-    BY_DUE,
-    BY_LEVELS,
-    BY_REMAINING,
-    BY_SLACK,
-    ByKey,
-    ByOwnPolicy,
-    Ordering,
-)
-from alignedserve.scheduling.policy import RULES, Policy, SchedulerName, SchedulerRules
+from alignedserve.scheduling.orders import BY_ARRIVAL, BY_DUE, BY_SLACK, ByKey, Ordering
+from alignedserve.scheduling.policy import Policy, SchedulerRules
 from alignedserve.scheduling.slo import Late, Standing, StepTimes
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
@@ -39,17 +30,6 @@ STANDINGS = [
 class ByLongest(ByKey):
     def key(self, standing: Standing) -> tuple[float, ...]:
         return (-standing.remaining,)
-
-
-class OnlyTheLong(OrderPolicy):
-    def key(self, request: RequestInLine) -> float:
-        return 7.0 if request.id == "long" else float("nan")
-
-
-def test_requests_that_a_policy_of_ones_own_says_nothing_of_go_last_the_most_urgent_first() -> None:
-    guard = Guard("mine.py", OnlyTheLong(), lambda: 0.0, Failures())
-    order = ByOwnPolicy(guard)
-    assert [standing.id for standing in sorted(STANDINGS, key=order.key)] == ["long", "urgent", "short"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from alignedserve.scheduling.policy import DEFAULT_POLICY, RULES, Cache, Chunking, Layout, Policy, Room, SchedulerName
+from alignedserve.papers.names import SchedulerName
+from alignedserve.papers.policy import PaperPolicy
+from alignedserve.papers.rules import RULES
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Cache, Chunking, Layout, Policy, Room
 
 
 @pytest.mark.parametrize(
@@ -40,7 +43,7 @@ def test_what_a_block_may_hold(policy: Policy, keeps_hidden: bool, keeps_apart: 
 
 
 def test_each_scheduler_has_rules_and_goes_with_some_options() -> None:
-    assert set(RULES) == set(SchedulerName)
+    assert {*RULES, SchedulerName.ALIGNED} == set(SchedulerName)
     policies = (Policy(name, chunking, room) for name in SchedulerName for chunking in Chunking for room in Room)
     assert {policy.scheduler for policy in policies if policy.problem is None} == set(SchedulerName)
 
@@ -51,7 +54,7 @@ def test_each_scheduler_has_rules_and_goes_with_some_options() -> None:
         (Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL), {"room": Room.WHOLE, "cache": Cache.HYBRID}),
         (Policy(cache=Cache.HYBRID), {"room": Room.CHUNKS, "scheduler": SchedulerName.SHORTEST}),
         (Policy(room=Room.CHUNKS), {"chunking": Chunking.NONE, "reserve": 1}),
-        (Policy(SchedulerName.TGI, Chunking.NONE, waiting_ratio=1.2), {"scheduler": SchedulerName.FCFS}),
+        (PaperPolicy(SchedulerName.TGI, Chunking.NONE, waiting_ratio=1.2), {"scheduler": SchedulerName.FCFS}),
         (Policy(SchedulerName.ALISE), {"blocks": Layout.BIDIRECTIONAL}),
         (Policy(SchedulerName.MLFQ, Chunking.FIXED), {"chunking": Chunking.SLO}),
     ],

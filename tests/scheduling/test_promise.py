@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import ServiceClass, Slo
+from alignedserve.papers.names import SchedulerName
 from alignedserve.scheduling.dues import Promise, promise
-from alignedserve.scheduling.policy import Policy, SchedulerName
+from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import StepTimes, Work, in_order
 from tests.samples import request
 

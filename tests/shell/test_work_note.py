@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.locks import NotPrivate
+from alignedserve.machine.shared_files import remove_stale
 from alignedserve.protocol.messages import Attempt
 from alignedserve.protocol.wire import MOST_NAMED
 from alignedserve.shell.work_note import WorkNote, read

@@ -13,7 +13,7 @@ from alignedserve.lab.fuzzing.scenario_drawing import draw_scenario
 from alignedserve.lab.simulator.machines.engine import Costs
 from alignedserve.lab.simulator.machines.faults import Freeze
 from alignedserve.lab.simulator.machines.world import NetworkDelays
-from alignedserve.scheduling.policy import Policy
+from alignedserve.papers.policy import PaperPolicy
 
 LIMITS = WorkerLimits(num_blocks=200, block_size=16, page_size=32, max_step_tokens=256, max_batch=8)
 COSTS = Costs(step_s=0.005, token_s=0.001)
@@ -30,7 +30,7 @@ def scenario(layers: int) -> Scenario:
     drawn = replace(
         draw_scenario(3), topology="colocated", num_gateways=1, nodes=1, limits=LIMITS, asks=asks, faults=()
     )
-    policy, network = Policy(reuse=False), NetworkDelays(1e-4, 1e-4)
+    policy, network = PaperPolicy(reuse=False), NetworkDelays(1e-4, 1e-4)
     drawn = replace(drawn, jobs=(), policy=policy, costs=COSTS, network=network, num_pages=64, direct=False)
     return replace(drawn, layers=layers, look_ahead=0)
 
@@ -58,7 +58,7 @@ def test_chats_of_one_step_write_to_no_block_that_is_still_to_be_copied(reuse: b
     """A prefill worker hands a chat on after its pause: the copy waits for the step, and the next chat does not."""
     ran = scenario(10)
     chats = (replace(ran.asks[1], number=number, at=3.0 + 0.04 * number) for number in range(1, 6))
-    policy = Policy(reuse=reuse, helps=False)
+    policy = PaperPolicy(reuse=reuse, helps=False)
     assert attempt(replace(ran, topology="1+1", asks=(ran.asks[0], *chats), policy=policy)).failure is None
 
 

@@ -24,9 +24,9 @@ from statistics import mean
 import pytest
 
 from alignedserve.core import ServiceClass, Slo
-from alignedserve.forms.rules import Compression
 from alignedserve.lab.loads.figures.request_figures import attains, end_to_end_s
 from alignedserve.lab.loads.records.records import RequestRecord, RunRecord
+from alignedserve.scheduling.form_rules import Compression
 from tests.conftest import SOAK
 from tests.rare import rare, rarely
 from tests.simulator.lessons import Lesson, arrivals, played, settings_of_cluster

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import pytest
 
 from alignedserve.config.config import of_preset
-from alignedserve.config.presets import PRESETS
+from alignedserve.config.presets import presets
 from alignedserve.core import ServiceClass, Slo
 from alignedserve.lab.loads.figures.request_figures import attains, gaps_s, requests_of_class
 from alignedserve.lab.loads.records.records import RunRecord
@@ -236,7 +236,7 @@ def test_alise_keeps_leaving_requests_in_the_pool_and_its_ablation_computes_them
     assert recomputes(run("alise-recompute", "1+1"))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", presets())
 def test_each_is_a_configuration(preset: str) -> None:
     config = of_preset(preset, {})
     assert config.preset == preset

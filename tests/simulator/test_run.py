@@ -9,7 +9,6 @@ import pytest
 from alignedserve.config.topology import Topology
 from alignedserve.core import Chunk, Decode, History, KvForm, Sampling, Scoring, StepPlan, StepResult, WorkerLimits
 from alignedserve.cost.trials import NOBODY
-from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.lab.loads.records.records import RequestRecord
 from alignedserve.lab.loads.workload import Workload, arrivals
 from alignedserve.lab.simulator.machines.engine import CheckedHands, Costs, TaggedArena, WrongKV, story_from
@@ -17,6 +16,7 @@ from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.simulator.settings import Settings
 from alignedserve.protocol.commands import CopyIn, CopyOut, RunStep
 from alignedserve.protocol.events import CopiedIn, CopiedOut
+from alignedserve.protocol.extents import Extents
 from tests.conftest import SOAK
 from tests.rare import rare, rarely
 from tests.samples import POOL_MEMBER, member, request

@@ -12,6 +12,7 @@ import pytest
 from alignedserve.core import Sampling, ServiceClass, StepResult
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.explain.decisions import Kind
+from alignedserve.papers.names import SchedulerName
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, PrepareSyntax, RunStep, Send
 from alignedserve.protocol.events import MemberJoined, MemberLost, StepDone, SyntaxReady, TimerFired
@@ -27,7 +28,7 @@ from alignedserve.protocol.messages import (
     Prefix,
     Progress,
 )
-from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
+from alignedserve.scheduling.policy import Chunking, Policy, Room
 from alignedserve.worker.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, request, said

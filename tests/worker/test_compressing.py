@@ -11,12 +11,12 @@ from alignedserve.core import StepResult
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.decode_worker.state import handlers as decode_handlers
-from alignedserve.forms.messages import Compress, Compressed
-from alignedserve.forms.orders import CompressPage
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.prefill_worker.state import handlers as prefill_handlers
 from alignedserve.protocol.commands import Command, RunStep, Send
 from alignedserve.protocol.events import MemberJoined, MemberLost, PageCompressed, StepDone
+from alignedserve.protocol.form_messages import Compress, Compressed
+from alignedserve.protocol.form_orders import CompressPage
 from alignedserve.protocol.messages import ROUTER, Prefill
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, member, request, said

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from alignedserve.core import Chunk, Decode, KvForm, Sampling, ServiceClass, Slo, StepResult, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.lab.fuzzing.worker_views import blocks_of
+from alignedserve.papers.names import SchedulerName
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import CopyOut, RunStep, Send
 from alignedserve.protocol.events import CopiedOut, MemberJoined, StepDone
 from alignedserve.protocol.messages import ROUTER, Commit, Prefill
 from alignedserve.scheduling.dues import promise
-from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room, SchedulerName
+from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room
 from alignedserve.worker.pool import PageWriter
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.blocks import NamedBlocks

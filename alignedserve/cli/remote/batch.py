@@ -17,10 +17,10 @@ from urllib.parse import quote
 import httpx
 
 from alignedserve.cli.remote.options import BatchOptions, BatchSubmission
-from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import BatchError, file_errors
 from alignedserve.http_client import RemoteServer, api_at, one_line, said_in
 from alignedserve.machine.whole_file import whole_file
+from alignedserve.progress import ProgressBar
 
 _LOOK_S = 0.5  # between two looks at a batch
 _AGAIN_S = 60.0  # how long a silent server is asked again while a batch runs

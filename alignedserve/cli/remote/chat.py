@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 import httpx
 
 from alignedserve.cli.remote.options import ChatOptions
-from alignedserve.cli.terminal.progress import StatusLine
 from alignedserve.errors import ChatError
 from alignedserve.http_client import (
     CONTROL,
@@ -32,6 +31,7 @@ from alignedserve.http_client import (
     complaint,
     one_line,
 )
+from alignedserve.progress import StatusLine
 
 Message: TypeAlias = dict[str, str]
 

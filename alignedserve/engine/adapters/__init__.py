@@ -2,5 +2,4 @@
 
 kept.py    The adapters whose numbers an engine keeps, the least recently used forgotten first.
 layers.py  The linear layers of a model that adapters may change, and the adapters of the running step.
-lora.py    Reads and checks an adapter in PEFT's format, without torch, since every part needs it.
 """

@@ -16,9 +16,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from alignedserve.architectures.config import ModelConfig
+from alignedserve.architectures.lora import LoraFiles, read_lora
 from alignedserve.core import Adapter
 from alignedserve.engine.adapters.layers import AdaptedLayer
-from alignedserve.engine.adapters.lora import LoraFiles, read_lora
 from alignedserve.errors import AdapterError
 from alignedserve.kernels.common.adapters import AdapterWeights, StepAdapters
 

@@ -25,7 +25,7 @@ from alignedserve.core import units_for
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.device.devices import CPU, Mark, beside_steps
 from alignedserve.engine.device.pace import CopyPace
-from alignedserve.forms.device.performing import OneTurn
+from alignedserve.engine.forms.performing import OneTurn
 from alignedserve.kernels.common.threads import compute_alone
 from alignedserve.protocol.commands import CopyIn, CopyOut
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event

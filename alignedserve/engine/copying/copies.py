@@ -14,7 +14,7 @@ rest is neither written, nor read, nor part of the checksum.
 The checksum is the CRC-32 of what is in use, and 1 in place of 0, which says that there is none. A CPU sums up what it
 copies while it copies it; a GPU's pages, and what is written to a page otherwise, are read once more.
 
-A page of another kind (forms/device/int8_pages.py) is written from a page of kind KV, and expanded on its way to the
+A page of another kind (engine/forms/int8_pages.py) is written from a page of kind KV, and expanded on its way to the
 device. A GPU does both itself: it receives the page as it is, first its scales, and expands its layers into the blocks;
 to write one, it receives a page of kind KV, and sends back its levels. No step reads or writes what that needs: it goes
 from page to page, never through blocks. The pool keeps the old page as it is, and leases the new one to this worker,
@@ -42,14 +42,14 @@ import torch
 from torch import Tensor
 
 from alignedserve.engine.device.devices import CPU, Mark, beside_steps, finish
+from alignedserve.engine.forms.int8_pages import Amend, page_forms
 from alignedserve.errors import ArenaError, PlanError
-from alignedserve.forms.device.int8_pages import Amend, page_forms
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.reference import bytes_of
 from alignedserve.kernels.common.spans import slots_of
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kvpool.arena.arena import Arena, Contents, Header
-from alignedserve.kvpool.arena.extents import PageKind
+from alignedserve.protocol.extents import PageKind
 from alignedserve.protocol.page_names import chained_hashes
 
 _GPU_TURN_BYTES = 512 << 20  # ten milliseconds of a link: the pause after a turn, 0.3 to 0.5 ms, is small against that

@@ -31,7 +31,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from alignedserve.core import KvForm, units_for
-from alignedserve.forms.orders import CopySlots
+from alignedserve.protocol.form_orders import CopySlots
 from alignedserve.worker.step.blocks import BlockOwner, Blocks, keep_as
 
 

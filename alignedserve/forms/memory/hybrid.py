@@ -18,12 +18,10 @@ from dataclasses import dataclass, field, fields, replace
 from alignedserve.core import KvForm, PreemptionCause, Slo, units_for
 from alignedserve.cost.model import CostModel
 from alignedserve.forms.memory.worth import CacheKind, MemoryWish, assign, pays_as_hidden
-from alignedserve.forms.orders import ProjectKv
-from alignedserve.forms.rules import HIDDEN
 from alignedserve.protocol.commands import Command
-from alignedserve.schedulers.apt_serve import AptServe
-from alignedserve.schedulers.scheduler import Scheduler
+from alignedserve.protocol.form_orders import ProjectKv
 from alignedserve.scheduling.dues import TokenPromise
+from alignedserve.scheduling.form_rules import HIDDEN
 from alignedserve.scheduling.policy import Cache
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.in_flight import StepsInFlight
@@ -31,6 +29,7 @@ from alignedserve.worker.memory import Change, PlainMemory
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
+from alignedserve.worker.scheduler import Scheduler
 from alignedserve.worker.step.blocks import Blocks, keep_as
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import PackedSeating, Seating
@@ -72,7 +71,7 @@ class WeighedMemory(PlainMemory):
 
     def __init__(self, pace: Pace, steps: StepsInFlight, here: Requests, pool: PoolLink, scheduler: Scheduler) -> None:
         super().__init__(pace, steps, here, pool, scheduler)
-        self._apt_serve = scheduler if isinstance(scheduler, AptServe) else None
+        self._apt_serve = scheduler if scheduler.weighs_memory else None
         self._halves = 2 if pace.policy.cache is Cache.HYBRID else 1  # of a block that hold hidden vectors
         self._now, self._token_s = 0.0, 0.0
         self._decodes_s = 0.0  # that decodes were pending before this step, in all
@@ -159,7 +158,7 @@ class WeighedMemory(PlainMemory):
             return [*held]
         return assign(wishes, self.num_free + sum(len(running.blocks) for running in decodes))
 
-    def _seat_by_worth(self, waiting: WaitingPrompts, scheduler: AptServe) -> list[WorkerRequest]:
+    def _seat_by_worth(self, waiting: WaitingPrompts, scheduler: Scheduler) -> list[WorkerRequest]:
         """Give memory to the prompts that are worth most, each in its form of most worth; return these prompts."""
         prompts = sorted(waiting, key=lambda prompt: prompt.request.arrival_at)
         prompts_s = sum(map(self._pending_s, (*prompts, *self._here.prompts.values())))

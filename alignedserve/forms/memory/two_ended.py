@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 
 from alignedserve.core import PreemptionCause
 from alignedserve.forms.memory.block_ends import TwoEndedBlocks
-from alignedserve.forms.orders import CopySlots
 from alignedserve.protocol.commands import Command, CopyOut
+from alignedserve.protocol.form_orders import CopySlots
 from alignedserve.worker.memory import Change, PlainMemory
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import Seating

@@ -7,20 +7,19 @@ from alignedserve.forms.memory.two_ended import TwoEndedMemory
 from alignedserve.forms.pool.worker_part import PageRewriting
 from alignedserve.forms.prefetch.buffers import Buffers
 from alignedserve.forms.prefetch.decode_part import Prefetching
-from alignedserve.forms.rules import Cache, Layout
-from alignedserve.schedulers.apt_serve import AptServe
-from alignedserve.schedulers.scheduler import Scheduler
+from alignedserve.scheduling.form_rules import Cache, Layout
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.offering import Offering
 from alignedserve.worker.part import FormPart, Worker
+from alignedserve.worker.scheduler import Scheduler
 
 
 def memory_for(policy: Policy, scheduler: Scheduler) -> type[PlainMemory]:
     """Return the memory of a decode worker."""
     if policy.blocks is Layout.BIDIRECTIONAL:
         return TwoEndedMemory
-    if policy.cache is Cache.HYBRID or isinstance(scheduler, AptServe):  # it weighs requests as KV, too
+    if policy.cache is Cache.HYBRID or scheduler.weighs_memory:  # it weighs requests as KV, too
         return WeighedMemory
     return PlainMemory
 

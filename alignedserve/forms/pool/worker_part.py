@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from alignedserve.core import Role
-from alignedserve.forms.messages import Compress, Compressed
-from alignedserve.forms.orders import CompressPage
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import MemberJoined, PageCompressed, Received
+from alignedserve.protocol.form_messages import Compress, Compressed
+from alignedserve.protocol.form_orders import CompressPage
 from alignedserve.worker.part import Events, FormPart, Worker
 
 _WEIGHT = 0.1  # of the newest page in the mean

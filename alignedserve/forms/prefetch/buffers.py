@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from alignedserve.core import Entry, Role, units_for
-from alignedserve.forms.messages import Evict, LetGo, Prefetch, Prefetched
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, Send, SendKv
 from alignedserve.protocol.events import CopiedIn, KvReceived, KvSent, MemberLost, Received
+from alignedserve.protocol.form_messages import Evict, LetGo, Prefetch, Prefetched
 from alignedserve.protocol.messages import Attempt, Member, Pull, holder
 from alignedserve.worker.offering import Offering
 from alignedserve.worker.part import Events, FormPart, Worker

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 
 from alignedserve.core import WORKERS, PreemptionCause, Role, units_for
 from alignedserve.explain.decisions import Kind
-from alignedserve.forms.messages import Evict, LetGo, Prefetch, Prefetched
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import KvReceived, KvSent, MemberLost, Received
 from alignedserve.protocol.figures import DecodeSteps
+from alignedserve.protocol.form_messages import Evict, LetGo, Prefetch, Prefetched
 from alignedserve.protocol.messages import Attempt, Cancel, Member
 from alignedserve.scheduling.lengths import tokens_left
 from alignedserve.scheduling.levels import InLine, expected_waits, level_of
-from alignedserve.scheduling.policy import SchedulerName
 from alignedserve.worker.offering import Offering
 from alignedserve.worker.part import Events, FormPart, Worker
 from alignedserve.worker.step.moves import Departure, JoinCandidate
@@ -191,7 +190,7 @@ class Prefetching(FormPart):
         """Let residents leave before a step is planned: a request that leaves is in no step.
 
         Where memory goes by worth, none leaves ahead of need."""
-        if not self._is_on or self._policy.scheduler is SchedulerName.APT_SERVE:
+        if not self._is_on or self._scheduler.weighs_memory:
             return []
         here, memory, commands = self._here, self._memory, list[Command]()
         departing = memory.num_freed(departure.running for departure in self._here.departures)

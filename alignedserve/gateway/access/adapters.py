@@ -21,9 +21,9 @@ from threading import Lock
 from typing import TypeAlias
 
 from alignedserve.architectures.config import DTYPE_BYTES, ModelConfig
+from alignedserve.architectures.lora import CONFIG, WEIGHTS, LoraFiles, read_lora
 from alignedserve.config.choices import MOST_NAME
 from alignedserve.core import Adapter
-from alignedserve.engine.adapters.lora import CONFIG, WEIGHTS, LoraFiles, read_lora
 from alignedserve.errors import AdapterError
 from alignedserve.gateway.access.ledger import LOCK_S, open_shared
 from alignedserve.locks import LockHeld, take

@@ -28,12 +28,12 @@ from alignedserve.core import (
     WorkerLimits,
 )
 from alignedserve.cost.trials import NOBODY
-from alignedserve.forms.orders import CompressPage, CopySlots, ProjectKv
-from alignedserve.kvpool.arena.extents import Extents, PageKind
 from alignedserve.lab.loads.workload.tape import STOP, VOCABULARY
 from alignedserve.lab.simulator.machines.transfers import SimulatedTransfers
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, PageCompressed, StepDone
+from alignedserve.protocol.extents import Extents, PageKind
+from alignedserve.protocol.form_orders import CompressPage, CopySlots, ProjectKv
 from alignedserve.protocol.messages import Member
 from alignedserve.protocol.page_names import chained_hashes
 

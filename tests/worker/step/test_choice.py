@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from alignedserve.core import NO_KV, Chunk, KvForm
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape
-from alignedserve.schedulers.best_fit import Left, Window, windows
-from alignedserve.scheduling.policy import Cache, Chunking, Policy, Room, SchedulerName
+from alignedserve.papers.best_fit import Left, Window, windows
+from alignedserve.papers.names import SchedulerName
+from alignedserve.papers.policy import PaperPolicy
+from alignedserve.scheduling.policy import Cache, Chunking, Policy, Room
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.blocks import Blocks, NamedBlocks
 from alignedserve.worker.step.device_pages import DevicePages
@@ -42,7 +44,7 @@ OURS = (SchedulerName.ALIGNED, SchedulerName.BEST_FIT)
 
 policies = (
     st.builds(
-        Policy,
+        PaperPolicy,
         st.sampled_from(SchedulerName),
         chunking=st.sampled_from(Chunking),
         room=st.sampled_from([Room.WHOLE, Room.CHUNKS]),
@@ -281,7 +283,7 @@ def test_accelgen_runs_as_many_prompt_tokens_as_the_tightest_promise_allows() ->
 
 
 class TestLongPrompts:
-    LONG = Policy(SchedulerName.ACCELGEN, long_prompt=200)
+    LONG = PaperPolicy(SchedulerName.ACCELGEN, long_prompt=200)
 
     def test_one_at_a_time(self) -> None:
         prompts = [chat("a", 0.8, 250), chat("b", 0.8, 240), chat("c", 0.8, 30)]
@@ -390,7 +392,7 @@ class TestWhatMeansNothing:
             Policy(SchedulerName.MLFQ),
             Policy(SchedulerName.SHORTEST, cache=Cache.HYBRID),
             Policy(chunking=Chunking.NONE, room=Room.CHUNKS),
-            Policy(waiting_ratio=1.2),
+            PaperPolicy(waiting_ratio=1.2),
         ],
     )
     def test_it_has_a_reason(self, policy: Policy) -> None:

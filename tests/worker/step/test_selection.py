@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from alignedserve.core import KEY_SALT_SIZE, Estimate, KvForm, Request, ServiceClass, Slo
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape, Uncertainty
+from alignedserve.papers.names import SchedulerName
+from alignedserve.papers.policy import PaperPolicy
 from alignedserve.schedulers.table import scheduler_of
 from alignedserve.scheduling.dues import TokenPromise, promise
-from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
+from alignedserve.scheduling.policy import Chunking, Policy, Room
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.blocks import Blocks
 from alignedserve.worker.step.request import WorkerRequest
@@ -490,7 +492,7 @@ class TestTheOrder:
     def test_accelgen_has_two_long_prompts_only_where_one_is_urgent(
         self, jct_s: float, expected: list[tuple[str, int]]
     ) -> None:
-        at = moment(Policy(SchedulerName.ACCELGEN, long_prompt=30))
+        at = moment(PaperPolicy(SchedulerName.ACCELGEN, long_prompt=30))
         found = select([], [document("s", 40)], [document("w", 40, jct_s=jct_s)], at, free=10)
         assert ran(found) == expected
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import KEY_SALT_SIZE, NO_KV, ServiceClass
+from alignedserve.papers.names import SchedulerName
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.dues import TokenPromise, Yielding, promise
-from alignedserve.scheduling.policy import Policy, SchedulerName
+from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.blocks import NamedBlocks
 from alignedserve.worker.step.device_pages import DevicePages

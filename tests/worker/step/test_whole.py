@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import Estimate, Pooling
-from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
+from alignedserve.papers.names import SchedulerName
+from alignedserve.scheduling.policy import Chunking, Policy, Room
 from alignedserve.worker.step.request import WorkerRequest
 from tests.worker.step.test_selection import chat, document, moment, ran, select
 

@@ -28,7 +28,7 @@ class PageKind(IntEnum):
     """The kind of contents of a page; 0 is a page that was never written."""
 
     KV = 1
-    KV_INT8 = 2  # a full page of KV in at most half of its room; forms/device/int8_pages.py
+    KV_INT8 = 2  # a full page of KV in at most half of its room; engine/forms/int8_pages.py
 
 
 @dataclass(frozen=True)

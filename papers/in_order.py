@@ -13,7 +13,7 @@ from alignedserve.schedulers.aligned import (
     step_bounds,
     waiting_in_order,
 )
-from alignedserve.schedulers.scheduler import Scheduler
+from alignedserve.worker.scheduler import Scheduler
 from alignedserve.worker.step.ranks import in_turn, ranked
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import StepBuilder, all_decodes

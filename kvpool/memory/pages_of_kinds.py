@@ -4,7 +4,7 @@ To compress a page, a worker copies it to another page in int8. Until the copy h
 which stays taken even if all these entries leave. Then the new page replaces the old page and gets its name, or is
 given back.
 
-The pool's extents (kvpool/arena/extents.py) hold pages of one kind at a time: while one int8 page of an extent is in
+The pool's extents (protocol/extents.py) hold pages of one kind at a time: while one int8 page of an extent is in
 use, no KV fits there. So compressed pages go to extents that are in use before they begin a new one.
 """
 
@@ -16,8 +16,8 @@ from heapq import heapify, heappop, heappush
 from itertools import chain
 
 from alignedserve.core import Usage
-from alignedserve.kvpool.arena.extents import Extents, PageKind
 from alignedserve.kvpool.memory.pages import FreePages, Pages
+from alignedserve.protocol.extents import Extents, PageKind
 from alignedserve.scheduling.segmented_lru import PROTECTED_SHARE, SegmentedLru
 
 

@@ -1,14 +1,14 @@
 """BROS (§4.2): chats take the time, the seats and the memory of documents, and go by the slack of all their work.
 
 The default's rules are BROS's, with chats by the slack that all of their work leaves (§4.1), where the default looks at
-the next token. The order is that of the policy (scheduling/orders.py).
+the next token. The order is in rules.py.
 """
 
 from __future__ import annotations
 
 from alignedserve.schedulers.aligned import Aligned
-from alignedserve.schedulers.scheduler import NO_LIMIT
 from alignedserve.scheduling.policy import Policy
+from alignedserve.worker.scheduler import NO_LIMIT
 
 
 class Bros(Aligned):

@@ -4,8 +4,8 @@ A worker asks for its next step, which `plan` returns for a view: the requests t
 the memory that a step may take. Little comes beside it: which prompt gets a seat where `plan` gives no seats, which
 request leaves where memory is short, whether a step may be planned while another runs, whether steps pause
 (`makes_pauses`) and the prompts that run in a pause (`plan_amid`), and the levels of requests where those of higher
-levels take memory. By default these are first come, first served, without pauses. Of a user's scheduler `plan` and
-`leaving` are asked (custom.py). A method is given all that it needs to know of the worker.
+levels take memory. By default these are first come, first served, without pauses. A method is given all that it needs
+to know of the worker.
 
 A request with memory on a decode worker is a resident. Residents that a step leaves out keep their memory.
 """
@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import ClassVar
 
-from alignedserve.policies.kinds import OwnPolicy, PolicyKind
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
+from alignedserve.scheduling.policy import Policy, SchedulerRules
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds, StepBuilder
 from alignedserve.worker.step.view import PlannedStep, RanStep, StepAhead, StepContext, StepView
@@ -26,13 +25,11 @@ from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 NO_LIMIT = 1 << 30  # requests in a step
 
 
-class Scheduler(OwnPolicy):
-    """Plans the steps of a worker. A user's file may define one, or part of one (custom.py)."""
+class Scheduler(ABC):
+    """Plans the steps of a worker. An installed package may offer one (scheduling/offered.py)."""
 
-    kind = PolicyKind.SCHEDULER
-    method = "plan"
-    usual_s = 5e-3
-    made_with = (DEFAULT_POLICY, 1)
+    rules: ClassVar[SchedulerRules] = SchedulerRules()  # what other parts know of it
+    weighs_memory = False  # whether requests get memory by worth, before each step (Apt-Serve §5)
     makes_pauses = False  # whether steps are to pause for prompts of chats
     levels: Levels | None = None  # where requests take memory from others of lower levels (Policy.swaps)
 
@@ -83,9 +80,11 @@ class Scheduler(OwnPolicy):
         The newest gives up all its memory first (PagedAttention §4.5)."""
         return (prompts or decodes)[-1]
 
-    @staticmethod
-    def problem(answer: Any, *_facts: Any) -> str | None:  # noqa: ARG004
-        return None  # plans are checked in custom.py, which knows what a step may take
+    def takes_prompts(self, prompts_s: float, decodes_s: float) -> bool:
+        """Return whether prompts may get memory for the next step. Called only if `weighs_memory`.
+
+        `prompts_s` and `decodes_s` are the times that these have been pending in all."""
+        raise NotImplementedError
 
 
 class Levels(ABC):

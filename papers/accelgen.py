@@ -12,10 +12,11 @@ from itertools import chain
 from math import inf
 
 from alignedserve.cost.model import Shape
+from alignedserve.papers.best_fit import add_best_fit
+from alignedserve.papers.policy import PaperPolicy
 from alignedserve.schedulers.aligned import AlignedStep, first_decodes, ranks_of, waiting_in_order
-from alignedserve.schedulers.best_fit import add_best_fit
-from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.policy import Chunking
+from alignedserve.worker.scheduler import Scheduler
 from alignedserve.worker.step.ranks import in_turn, ranked_by_arrival
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBuilder, all_decodes
@@ -90,7 +91,7 @@ class OneLongPrompt(StepBuilder):
 
     def __init__(self, view: StepView, most: int) -> None:
         super().__init__(view, UNBOUNDED, paper_budget(view), most)
-        self._long = self.policy.long_prompt if self.policy.chunking is Chunking.SLO else inf
+        self._long = PaperPolicy.of(self.policy).long_prompt if self.policy.chunking is Chunking.SLO else inf
         self._has_long = any(seated.num_tokens >= self._long for seated in view.here)
 
     def scales(self, tokens: int) -> tuple[int, int]:

@@ -6,13 +6,15 @@ cut, a step runs either prompts or decodes. forms/memory/worth.py says what memo
 
 from __future__ import annotations
 
-from alignedserve.schedulers.fcfs import FirstCome
-from alignedserve.schedulers.scheduler import NO_LIMIT
+from alignedserve.papers.fcfs import FirstCome
 from alignedserve.scheduling.policy import Chunking, Policy
+from alignedserve.worker.scheduler import NO_LIMIT
 from alignedserve.worker.step.view import PlannedStep, StepView
 
 
 class AptServe(FirstCome):
+    weighs_memory = True
+
     def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
         super().__init__(policy, most)
         self._has_types = policy.chunking is Chunking.NONE  # a step runs prompts or decodes
@@ -26,8 +28,5 @@ class AptServe(FirstCome):
         return super().plan(view)
 
     def takes_prompts(self, prompts_s: float, decodes_s: float) -> bool:
-        """Return whether prompts may get memory for the next step.
-
-        `prompts_s` and `decodes_s` are the times that these have been pending in all."""
         self._is_prefill = prompts_s >= decodes_s
         return self._is_prefill or not self._has_types

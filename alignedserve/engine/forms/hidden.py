@@ -18,11 +18,11 @@ from alignedserve.core import FormOrder, units_for
 from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.runs import Run
 from alignedserve.errors import PlanError
-from alignedserve.forms.orders import ProjectKv
-from alignedserve.forms.rules import HIDDEN
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
+from alignedserve.protocol.form_orders import ProjectKv
+from alignedserve.scheduling.form_rules import HIDDEN
 
 
 class HiddenVectors:

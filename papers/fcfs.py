@@ -2,7 +2,7 @@
 
 Prompts get seats in the order of arrival, before a step is planned, until memory is full. Orca, Sarathi-Serve and vLLM
 V1 fill steps by one rule, and so do DistServe and vLLM V0: these differ in numbers, the tokens and requests of a step,
-and when a request gets memory (config/presets.py). Where promises or chunks of memory bound the steps of requests by
+and when a request gets memory (presets.py). Where promises or chunks of memory bound the steps of requests by
 arrival, in_order.py plans them.
 
 Others leave some requests out of a step, and fill the rest by these rules.
@@ -14,10 +14,11 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from alignedserve.core import Chunk
-from alignedserve.schedulers.in_order import InOrder
-from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
-from alignedserve.schedulers.wrapping import Wrapping
+from alignedserve.papers.in_order import InOrder
+from alignedserve.papers.policy import PaperPolicy
+from alignedserve.papers.wrapping import Wrapping
 from alignedserve.scheduling.policy import Chunking, Policy
+from alignedserve.worker.scheduler import NO_LIMIT, Scheduler
 from alignedserve.worker.step.ranks import of_old_batch
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import chunk_of
@@ -100,6 +101,7 @@ class Tgi(FirstCome):
 
     def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
         super().__init__(policy, most)
+        self._ratio = PaperPolicy.of(policy).waiting_ratio
         self._prompts_at = 0  # the number of the last step with prompts
 
     def plan(self, view: StepView) -> PlannedStep:
@@ -107,7 +109,7 @@ class Tgi(FirstCome):
         if ran.prompts:
             self._prompts_at = ran.number
         num_steps = ran.number - self._prompts_at
-        is_early = len(view.prompts) < self.policy.waiting_ratio * len(view.decodes) and num_steps < MOST_WAITING
+        is_early = len(view.prompts) < self._ratio * len(view.decodes) and num_steps < MOST_WAITING
         return super().plan(view._replace(prompts=()) if is_early else view)
 
 

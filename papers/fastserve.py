@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from alignedserve.schedulers.fcfs import FirstCome
-from alignedserve.schedulers.scheduler import NO_LIMIT, Levels
+from alignedserve.papers.fcfs import FirstCome
 from alignedserve.scheduling.levels import FIRST_BOUND, LEVELS, STEP_PROMPT
 from alignedserve.scheduling.policy import Policy
+from alignedserve.worker.scheduler import NO_LIMIT, Levels
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import PlannedStep, RanStep, StepContext, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts

@@ -16,6 +16,7 @@ from itertools import chain
 from math import inf
 from typing import NamedTuple
 
+from alignedserve.papers.policy import PaperPolicy
 from alignedserve.schedulers.aligned import Aligned
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import Seating
@@ -114,7 +115,7 @@ class BestFit(Aligned):
 
 def add_best_fit(step: StepBuilder, prompts: Iterable[tuple[tuple[int, float], WorkerRequest]]) -> None:
     """Add what fills the step best of prompts that are about as urgent, window by window."""
-    for members in windows(prompts, step.policy.window_s):
+    for members in windows(prompts, PaperPolicy.of(step.policy).window_s):
         if not step.takes_prompts:
             return
         tokens = _left_tokens(step, members[0])

@@ -24,15 +24,15 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from alignedserve.core import Role
-from alignedserve.forms.messages import Compress, Compressed
-from alignedserve.forms.pool.pages import CompressiblePages
-from alignedserve.forms.rules import Compression
-from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.kvpool.memory.pages import Pages
+from alignedserve.kvpool.memory.pages_of_kinds import CompressiblePages
 from alignedserve.kvpool.memory.rewriting import AllWaiting, Rewriting, WaitsInPool
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, HolderGone, MemberJoined, MemberLost, Received
+from alignedserve.protocol.extents import Extents
+from alignedserve.protocol.form_messages import Compress, Compressed
 from alignedserve.protocol.messages import AskBatch, holder
+from alignedserve.scheduling.form_rules import Compression
 from alignedserve.scheduling.lengths import tokens_left
 from alignedserve.scheduling.levels import InLine, level_of, shortest_wait_first
 from alignedserve.scheduling.policy import Policy

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.schedulers.in_order import InOrder
-from alignedserve.schedulers.scheduler import NO_LIMIT, Levels
+from alignedserve.papers.in_order import InOrder
 from alignedserve.scheduling.levels import InLine, level_of, shortest_wait_first
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import Standing
+from alignedserve.worker.scheduler import NO_LIMIT, Levels
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import StepContext
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts

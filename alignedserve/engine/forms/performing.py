@@ -13,12 +13,12 @@ from torch import Tensor
 from alignedserve.core import FoldKv, FormOrder, units_for
 from alignedserve.engine.device import large_pages
 from alignedserve.engine.device.devices import CPU
+from alignedserve.engine.forms.hidden import HiddenVectors
+from alignedserve.engine.forms.int8_pages import Amend
 from alignedserve.errors import PlanError
-from alignedserve.forms.device.hidden import HiddenVectors
-from alignedserve.forms.device.int8_pages import Amend
-from alignedserve.forms.orders import CompressPage, CopySlots
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.protocol.events import Event, PageCompressed
+from alignedserve.protocol.form_orders import CompressPage, CopySlots
 
 
 class Rewriter(Protocol):

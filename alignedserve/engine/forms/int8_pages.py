@@ -1,4 +1,4 @@
-"""Converts a full page of KV to int8 and back (ALISE §3.2); forms/pool/int8_layout.py draws the page.
+"""Converts a full page of KV to int8 and back (ALISE §3.2); protocol/int8_layout.py draws the page.
 
 Each channel of a page has a separate least number and step, so that a channel with large numbers costs other channels
 no precision. Both are kept in fp16 if that moves no number by more than half a step; otherwise the channel is *wide*,
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from alignedserve.engine.device.devices import CPU
-from alignedserve.forms.pool.int8_layout import Int8Layout
 from alignedserve.kernels.common.reference import LEVELS
 from alignedserve.kernels.dispatch.dispatcher import Kernels
-from alignedserve.kvpool.arena.extents import PageKind
+from alignedserve.protocol.extents import PageKind
+from alignedserve.protocol.int8_layout import Int8Layout
 
 _MOST_HALF = torch.finfo(torch.float16).max
 _WORD = 4  # bytes
