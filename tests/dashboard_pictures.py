@@ -1,4 +1,4 @@
-"""Take the pictures of docs/reference/live_page.md: the live page of a server at work, and the chat page.
+"""Take the pictures of docs/guides/metrics.md: the live page of a server at work, and the chat page.
 
     python -m tests.dashboard_pictures build/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf qwen2.5-coder-0.5b
 

@@ -5,7 +5,7 @@
     python tools/quarter.py --part b --seconds 360 --out DIR --wheels wheels  # there: the whole server, and the rest
     python tools/quarter.py --only decode,server --seconds 120 --out DIR
     python tools/quarter.py --part a,b --dry --seconds 900 --out DIR          # tried without a GPU, on a tiny model
-    python tools/quarter.py --page                                            # here: the tables of docs/notebook/gpu.md
+    python tools/quarter.py --page                                            # here: tables of the results in lab/
 
 Each step is a process group of its own with a time limit: a step that crashes, hangs or prints without end costs only
 itself, and all that it has started ends with it. After such a step a fresh process asks the GPU whether it still
@@ -42,8 +42,7 @@ LEAST_S = 5.0  # a step with less time is left out
 GRACE_S = 3.0  # between asking a step to end and killing it
 LOOK_S = 0.1
 
-RESULTS, PAGE = ROOT / "lab" / "benchmarks" / "results", ROOT / "docs" / "notebook" / "gpu.md"
-BEGIN, END = "<!-- made by tools/quarter.py --page from here -->", "<!-- to here -->"
+RESULTS = ROOT / "lab" / "benchmarks" / "results"
 
 # What a server needs beside torch, Triton and transformers, for Python 3.12 on Linux: 8 MB.
 WHEELS = (
@@ -372,11 +371,6 @@ def _cell(line: dict[str, Any]) -> str:
     return f"{line['value']:g}{goal}"
 
 
-def with_tables(page: str, made: str) -> str:
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{made}\n{END}{rest.partition(END)[2]}"
-
-
 def about(commit: str | None) -> dict[str, Any]:
     """Return what all figures of a run have in common."""
     torch, _, gpu_name = _asked([sys.executable, "-c", WHAT_IS_HERE]).partition(";")
@@ -404,13 +398,12 @@ def main() -> int:
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     parser.add_argument("--dry", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--collect", type=Path, metavar="DIR", help="download the wheels there, and end")
-    parser.add_argument("--page", action="store_true", help="write the tables of docs/notebook/gpu.md again, and end")
+    parser.add_argument("--page", action="store_true", help="print the newest results as tables, and end")
     options = parser.parse_args()
     if options.collect:
         return collect(options.collect)
     if options.page:
-        made = tables(RESULTS.glob("*-quarter-*.jsonl"))
-        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), made), encoding="utf-8")
+        print(tables(RESULTS.glob("*-quarter-*.jsonl")))
         return 0
     if options.out is None:
         parser.error("say where the results go: --out DIR")

@@ -9,7 +9,7 @@
 
 Other code knows only the interfaces of forms: `PlainMemory` for memory, `Pages` and `Rewriting` for the pool's pages,
 `FormOrder` for orders, and the `KvForm` of a request or the `PageKind` of a page. Each form's page says what it gains:
-docs/how/blocks.md, docs/how/hybrid_cache.md, docs/how/kvpool.md, docs/how/batches.md.
+docs/how/papers.md.
 
 messages.py  The messages that only a form needs.
 orders.py    What a device is to do for a form before the next work.

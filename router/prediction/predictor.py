@@ -3,7 +3,7 @@
     prompt ─▶ the k nearest past prompts with similarity >= s0 ─▶ mean of their outputs, weighted by similarity
                   └── none is that similar ─▶ ridge regression ─▶ mean
 
-The regression takes the place of ALISE's network: it was closer on nearly every text (docs/how/prediction.md), and has
+The regression takes the place of ALISE's network: it was closer on nearly every text (docs/how/router.md), and has
 a closed form. calibration.py corrects both by what came of recent prompts, and withdraws them where they tell nothing.
 
 Everything here is exact and draws nothing at random: the same commands give the same answers on every machine.

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-# Images by a tag: nobody here could ask a registry for their digests (docs/reference/install.md).
+# Images by a tag: nobody here could ask a registry for their digests (docs/guides/install.md).
 BY_TAG = {"quay.io/pypa/manylinux_2_28_x86_64"}
 
 

@@ -1,4 +1,4 @@
-"""The README and the docs are true: folders, links, settings, and the figures of the picture."""
+"""The README and the docs are true: folders, links, commands, settings, and the figures of the picture."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import pytest
 
 import draw_peers
 import reference_pages
+from alignedserve.cli.main import command_names
 from alignedserve.config.config import every_setting
 from tests.house.test_folders import PARTS, ROOT
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
+MEASURED = DOCS / "measured.md"  # its programs are those of the day
 PAGES = sorted([*ROOT.glob("[A-Z]*.md"), *DOCS.rglob("*.md"), *(ROOT / "lab").rglob("*.md")])
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)|<img [^>]*src=\"([^\"]+)\"")
@@ -84,10 +86,18 @@ def test_pages_that_files_name_exist() -> None:
     assert [(named, file) for named, file in _named_pages() if file != here and not exists(named)] == []
 
 
-@pytest.mark.parametrize("name", reference_pages.PAGES)
-def test_a_generated_page_is_what_the_code_says(name: str) -> None:
-    """The remedy is `python tools/reference_pages.py`."""
-    assert reference_pages.path_of(name).read_text(encoding="utf-8") == reference_pages.page(name)
+def test_each_generated_section_has_one_page() -> None:
+    named = sorted(name for page in DOCS.rglob("*.md") for name in reference_pages.MARKER.findall(_text(page)))
+    assert named == sorted(reference_pages.SECTIONS_OF_PAGES)
+
+
+def test_a_page_gets_its_sections() -> None:
+    text = reference_pages.on_page_markdown(_text(DOCS / "reference" / "settings.md"))
+    assert "\n### `server`:" in text
+    assert [path for path in every_setting() if f"`{path}`" not in text] == []
+    commands = reference_pages.on_page_markdown(_text(DOCS / "reference" / "cli.md"))
+    assert [name for name in command_names() if f"### `alignedserve {name}`\n" not in commands] == []
+    assert "--window W" in commands, "of `batch submit`, a command of a command"
 
 
 def test_the_picture_shows_what_was_measured() -> None:
@@ -125,11 +135,42 @@ def test_paths_in_a_page_exist() -> None:
 
 
 def test_commands_in_a_page_exist() -> None:
-    """Modules named after `python -m` (lab.benchmarks) and `python tools/` must exist."""
+    """Commands and flags of `alignedserve`, and modules behind `python -m` (lab.benchmarks) and `python tools/`."""
     command = re.compile(r"python (?:-m )?(lab\.benchmarks\.[a-z_]+|tools/\w+(?=\.py))")
-    named = {(page.name, name) for page in PAGES for name in command.findall(_text(page))}
+    named = {(page.name, name) for page in PAGES if page != MEASURED for name in command.findall(_text(page))}
     files = {(page, name): ROOT / f"{name.replace('.', '/')}.py" for page, name in named}
     assert sorted(found for found, file in files.items() if not file.exists()) == []
+
+
+COMMAND = re.compile(r"^    .*?\balignedserve ([a-z]+\b(?![/`]).*)$|`alignedserve ([a-z]+\b[^`]*)`", re.MULTILINE)
+
+
+def _commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each command of `alignedserve` in a page's code, with its flags and without what follows in the shell."""
+    for found in COMMAND.findall(text):
+        command, *words = re.split(r" [#&|;] ?| && |\)", " ".join("".join(found).split()))[0].split(" ")
+        yield command, [word.partition("=")[0] for word in words if re.match(r"-{1,2}[a-z]", word)]
+
+
+@cache
+def _help_of(command: str) -> str:
+    """Return what a command's help says, and that of its own commands."""
+    parts = re.split(r"^## `alignedserve ", reference_pages.section("commands"), flags=re.MULTILINE)
+    return " ".join(part for part in parts if re.match(rf"{command}[ `]", part))
+
+
+def test_commands_and_flags_in_a_page_exist() -> None:
+    known = command_names()
+    of_settings = {flag for setting in every_setting().values() for flag in setting.flags}
+    wrong = []
+    for page in PAGES:
+        for command, flags in _commands(_text(page)):
+            if command not in known:
+                wrong.append((page.name, command, ""))
+            for flag in flags:
+                if flag not in of_settings and not re.search(rf"(?<![\w-]){flag}(?![\w-])", _help_of(command)):
+                    wrong.append((page.name, command, flag))
+    assert wrong == []
 
 
 def test_settings_in_a_page_exist() -> None:

@@ -120,7 +120,7 @@ def test_a_slow_policy_is_asked_no_more() -> None:
 
 @pytest.mark.parametrize(("kind", "usual_ms"), [(Scheduler, 5), (PlacementPolicy, 1), (OrderPolicy, 0.1)])
 def test_a_policy_may_take_as_long_as_is_usual_of_its_kind(kind: type[OwnPolicy], usual_ms: float) -> None:
-    """docs/reference/policies.md names these times: who writes a policy keeps to them."""
+    """Who writes a policy keeps to these times; docs/how/scheduler.md has the scheduler's."""
     for share in (0.9, 1.5):
         guard, failures = guard_of(answering(kind, None), (share * 1e-3 * usual_ms * tick for tick in count()))
         for _ in range(int(1.1 * MOST_WASTED_S / (0.5e-3 * usual_ms))):

@@ -1,4 +1,4 @@
-"""The page about policies is true: its policy runs in the simulator and the fuzzer, which print what the page says."""
+"""The page about schedulers is true: its schedulers, and that of examples/, run in the simulator and the fuzzer."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ import pytest
 from alignedserve.cli import main as cli
 from alignedserve.core import ServiceClass
 from alignedserve.policies.guard import OwnPolicies
-from alignedserve.policies.kinds import KINDS
-from alignedserve.policies.source import PolicySource, classes_of
-from alignedserve.schedulers.scheduler import Scheduler
+from alignedserve.policies.source import PolicySource
 from alignedserve.scheduling.policy import Policy
 from tests.decode_worker.test_packing import LARGE, Device, make_request
-from tests.rare import rare
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "reference" / "policies.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how" / "scheduler.md").read_text(encoding="utf-8")
 CODE = (ROOT / "examples" / "policy.py").read_text(encoding="utf-8")
 SCHEDULERS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-COMMANDS = re.findall(r"^alignedserve (.*)$", PAGE, re.MULTILINE)
+COMMANDS = re.findall(r"^    alignedserve (.*)$", PAGE, re.MULTILINE)
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have commands run in a folder with the page's policy, and nothing else."""
-    (tmp_path / "policy.py").write_text(CODE)
+    """Have commands run in a folder with the page's first scheduler, and nothing else."""
+    (tmp_path / "longest.py").write_text(SCHEDULERS[0])
     monkeypatch.chdir(tmp_path)
 
 
@@ -41,29 +38,9 @@ def test_the_policy_is_short() -> None:
     assert len(CODE.splitlines()) <= 30
 
 
-@rare
-def test_the_simulator_prints_the_figures_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    simulated = [command for command in COMMANDS if command.startswith("simulate")]
-    outputs = [printed(command, capsys) for command in simulated]
-    table = [
-        [cell.strip() for cell in row.strip("|").split("|")]
-        for row in re.findall(r"^\|.*$", PAGE.partition("**Compare**")[2].partition("**Fuzz")[0], re.MULTILINE)
-    ]
-    shown = [re.search(rf"^  {name} +(\S.*)$", output, re.MULTILINE) for name, *_ in table[2:] for output in outputs]
-    assert [found[1] for found in shown if found] == [cell for _, *cells in table[2:] for cell in cells]
-
-
 def test_the_fuzzer_finds_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     [command] = [command for command in COMMANDS if command.startswith("fuzz")]
     assert "2 seeds, 0 failed" in printed(command.replace("--seeds 20", "--seeds 2 --jobs 1"), capsys)
-
-
-def test_every_kind_is_on_the_page() -> None:
-    assert re.findall(r"^\| `(\w+Policy)` \| `(\w+)\(", PAGE, re.MULTILINE) == [
-        (kind.__name__, kind.method) for kind in KINDS
-    ]
-    assert f"| `Scheduler` | `{Scheduler.method}(" in PAGE
-    assert classes_of(PolicySource("policy.py", CODE))
 
 
 @pytest.mark.parametrize("text", [CODE, *SCHEDULERS])

@@ -125,13 +125,6 @@ def test_a_page_shows_each_step_from_the_newest_run_that_has_it(tmp_path: Path) 
     assert "| | ahead, ms |\n|---|---|\n| decode_batch_1 | 3 (met: 4) |" in made
     assert "on an G, torch T, commit C; 2026-01-01-quarter-a.jsonl" in made
     assert "- ipc: 2 GB/s" in made
-    page = f"before\n{quarter.BEGIN}\nold\n{quarter.END}\nbehind\n"
-    assert quarter.with_tables(page, made) == page.replace("\nold\n", f"\n\n{made}\n")
-
-
-def test_the_page_shows_the_results_that_are_here() -> None:
-    page = quarter.PAGE.read_text(encoding="utf-8")
-    assert page == quarter.with_tables(page, quarter.tables(quarter.RESULTS.glob("*-quarter-*.jsonl")))
 
 
 # --- On a machine that has only what the GPU's has
