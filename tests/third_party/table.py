@@ -31,14 +31,14 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "clients.md"
 HEAD = """\
 # Clients
 
-Other people's clients ran against a deployment of `smollm2` in fp32 with a prefill and a decode worker, each as it is on
-PyPI or npm, in an environment of its own. Rows *on Qwen* are of Qwen2.5-Coder 0.5B in Q4_K_M. Most tried a chat, a
+Other people's clients ran against a deployment of `smollm2` in fp32 with a prefill and a decode worker, each as it is
+on PyPI or npm, in an environment of its own. Rows *on Qwen* are of Qwen2.5-Coder 0.5B in Q4_K_M. Most tried a chat, a
 stream, a tool and the answer to it, a JSON schema, an unknown model and a prompt that is too long; agents also tried
 their own loops, and load tools a load. `tests/third_party/clients.md` names everything that each client tried, `make
 soak` runs them, and `python -m tests.third_party.table` writes both tables.
 
-**Shape, not sense.** A row says that the protocol works and that an answer has the demanded form. Whether the content is
-right depends on the model: one as small as `smollm2` calls a tool only where it must.
+**Shape, not sense.** A row says that the protocol works and that an answer has the demanded form. Whether the content
+is right depends on the model: one as small as `smollm2` calls a tool only where it must.
 
 """
 ON_QWEN = " on Qwen"
