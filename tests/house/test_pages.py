@@ -135,42 +135,11 @@ def test_paths_in_a_page_exist() -> None:
 
 
 def test_commands_in_a_page_exist() -> None:
-    """Commands and flags of `alignedserve`, and modules behind `python -m` (lab.benchmarks) and `python tools/`."""
+    """Modules named after `python -m` (lab.benchmarks) and `python tools/` must exist."""
     command = re.compile(r"python (?:-m )?(lab\.benchmarks\.[a-z_]+|tools/\w+(?=\.py))")
     named = {(page.name, name) for page in PAGES if page != MEASURED for name in command.findall(_text(page))}
     files = {(page, name): ROOT / f"{name.replace('.', '/')}.py" for page, name in named}
     assert sorted(found for found, file in files.items() if not file.exists()) == []
-
-
-COMMAND = re.compile(r"^    .*?\balignedserve ([a-z]+\b(?![/`]).*)$|`alignedserve ([a-z]+\b[^`]*)`", re.MULTILINE)
-
-
-def _commands(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield each command of `alignedserve` in a page's code, with its flags and without what follows in the shell."""
-    for found in COMMAND.findall(text):
-        command, *words = re.split(r" [#&|;] ?| && |\)", " ".join("".join(found).split()))[0].split(" ")
-        yield command, [word.partition("=")[0] for word in words if re.match(r"-{1,2}[a-z]", word)]
-
-
-@cache
-def _help_of(command: str) -> str:
-    """Return what a command's help says, and that of its own commands."""
-    parts = re.split(r"^## `alignedserve ", reference_pages.section("commands"), flags=re.MULTILINE)
-    return " ".join(part for part in parts if re.match(rf"{command}[ `]", part))
-
-
-def test_commands_and_flags_in_a_page_exist() -> None:
-    known = command_names()
-    of_settings = {flag for setting in every_setting().values() for flag in setting.flags}
-    wrong = []
-    for page in PAGES:
-        for command, flags in _commands(_text(page)):
-            if command not in known:
-                wrong.append((page.name, command, ""))
-            for flag in flags:
-                if flag not in of_settings and not re.search(rf"(?<![\w-]){flag}(?![\w-])", _help_of(command)):
-                    wrong.append((page.name, command, flag))
-    assert wrong == []
 
 
 def test_settings_in_a_page_exist() -> None:
