@@ -5,7 +5,6 @@
     python tools/quarter.py --part b --seconds 360 --out DIR --wheels wheels  # there: the whole server, and the rest
     python tools/quarter.py --only decode,server --seconds 120 --out DIR
     python tools/quarter.py --part a,b --dry --seconds 900 --out DIR          # tried without a GPU, on a tiny model
-    python tools/quarter.py --page                                            # here: tables of the results in lab/
 
 Each step is a process group of its own with a time limit: a step that crashes, hangs or prints without end costs only
 itself, and all that it has started ends with it. After such a step a fresh process asks the GPU whether it still
@@ -28,7 +27,7 @@ import tarfile
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,6 @@ LEAST_S = 5.0  # a step with less time is left out
 GRACE_S = 3.0  # between asking a step to end and killing it
 LOOK_S = 0.1
 
-RESULTS = ROOT / "lab" / "benchmarks" / "results"
 
 # What a server needs beside torch, Triton and transformers, for Python 3.12 on Linux: 8 MB.
 WHEELS = (
@@ -66,8 +64,7 @@ class Step:
     name: str
     command: tuple[str, ...]  # of Python
     limit_s: float
-    title: str  # what it measures, for the page
-    columns: tuple[str, ...] = ()  # ends of names that make a table of the page
+    title: str  # what it measures
 
 
 def gpu(module: str, only: str, *more: str) -> tuple[str, ...]:
@@ -79,31 +76,24 @@ def tests(name: str, *paths: str) -> tuple[str, ...]:
     return "-m", "pytest", *settings, f"--junitxml={{out}}/junit-{name}.xml", *paths
 
 
-DECODES = ("captured", "ahead", "host", "gpu", "rate", "bandwidth", "sampled", "sampled_host")
-# "step": before it was captured
-PROMPTS = ("rate", "products", "step", "captured", "ahead", "host", "of_gpu", "gpu", "library")
-SERVED = ("requests.finished", "attainment", "tokens_in_time", "tokens_per_s", "ttft_s.p50", "ttft_s.p99", "tpot_s.p50",
-    "gap_s.p99")  # fmt: skip
 STEPS = (
     Step("a", "right", tests("a", "tests/gpu/test_kernels.py", "tests/gpu/test_sampling.py", "tests/gpu/test_engine.py",
         "-k", "not quantised and not int8"), 120, "Tests of kernels and engines"),
     Step("a", "warm", gpu("gpu", "warm"), 120, "A first start: all choices of all kernels"),
-    Step("a", "decode", gpu("gpu", "decode"), 80, "Decode steps of the 8B", DECODES),
-    Step("a", "prompts", gpu("gpu", "prompts"), 60, "Prompts, alone and beside decodes", PROMPTS),
+    Step("a", "decode", gpu("gpu", "decode"), 80, "Decode steps of the 8B"),
+    Step("a", "prompts", gpu("gpu", "prompts"), 60, "Prompts, alone and beside decodes"),
     Step("a", "copies", gpu("gpu", "copies"), 80, "Copies, and steps beside them"),
     Step("a", "ceilings", gpu("gpu_ceilings", "ceilings"), 40, "What the GPU can do"),
     Step("a", "attention", gpu("gpu_ceilings", "attention"), 40, "Attention beside other libraries"),
     Step("a", "pdl", gpu("gpu", "pdl"), 60, "Kernels that begin while others end: the same, and faster?"),
     Step("a", "kernels", gpu("gpu", "kernels"), 40, "What a step's time goes to"),
     Step("a", "draws", gpu("gpu_ceilings", "draws"), 40, "Tokens drawn from logits, and masks"),
-    Step("b", "server", gpu("gpu_server", "streams,beside,offline,shared,kill"), 180, "The whole server", SERVED),
+    Step("b", "server", gpu("gpu_server", "streams,beside,offline,shared,kill"), 180, "The whole server"),
     Step("b", "experts-fp8", gpu("gpu", "decode", "--model", "moe-fp8"), 120, "A mixture with experts in 8-bit floats, "
-        "blocks of 128 by 128: 4 of 48 layers", DECODES),
-    Step("b", "experts-whole", gpu("gpu", "decode", "--model", "moe-fp8-whole"), 100, "The same with all 48 layers",
-        DECODES),
-    Step("b", "experts", gpu("gpu", "decode", "--model", "moe"), 100, "A mixture of experts: 4 of 48 layers", DECODES),
+        "blocks of 128 by 128: 4 of 48 layers"),
+    Step("b", "experts-whole", gpu("gpu", "decode", "--model", "moe-fp8-whole"), 100, "The same with all 48 layers"),
+    Step("b", "experts", gpu("gpu", "decode", "--model", "moe"), 100, "A mixture of experts: 4 of 48 layers"),
     Step("b", "separate", gpu("gpu_server", "separate"), 70, "Prompts and decodes apart, on one GPU"),
-    Step("b", "roads", ("-m", "lab.benchmarks.roads", "--device", "cuda"), 60, "KV from worker to worker"),
     Step("b", "quantised", gpu("gpu", "quantised"), 80, "Quantised weights"),
     Step("b", "others", tests("b", "tests/gpu/test_transports.py", "tests/gpu/test_products.py",
         "tests/gpu/test_experts.py", "tests/gpu/test_rehearsing.py", "tests/gpu/test_sums.py"), 90,
@@ -252,14 +242,11 @@ def _lost(environment: dict[str, str]) -> str:
 
 
 def dried(step: Step) -> Step:
-    """Return the step on a tiny model; tests of a GPU skip, and KV goes from CPU to CPU."""
+    """Return the step on a tiny model; tests of a GPU skip."""
     if step.command[1] == "pytest":
         # In one process: pytest-xdist (`-n`), which the GPU's machine has, may not be here.
         command = tuple(part for part in step.command if part not in ("-n", "12"))
         return Step(step.part, step.name, command, 120, step.title)
-    if step.command[1] == "lab.benchmarks.roads":  # whose goals on CPUs are for a quiet machine
-        code = "from lab.benchmarks.roads import on_cpus; on_cpus()"
-        return Step(step.part, step.name, ("-c", code), 240, step.title)
     command, tiny = step.command, "tiny"
     if "--model" in command:
         at = command.index("--model")
@@ -313,64 +300,6 @@ def table(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield f"   {line['name']}: {line['value']:g} {line['unit']}{ratio}{goal}"
 
 
-def tables(files: Iterable[Path]) -> str:
-    """Return the figures of these runs in Markdown: of each step those of the newest run that has any."""
-    newest: dict[str, tuple[Path, list[dict[str, Any]]]] = {}
-    for file in sorted(files, reverse=True):
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        for name in {line["step"] for line in lines if "value" in line}:
-            newest.setdefault(name, (file, [line for line in lines if line["step"] == name and "name" in line]))
-    text = list[str]()
-    for step in STEPS:
-        if step.name in newest:
-            file, lines = newest[step.name]
-            first = lines[-1]
-            text += [f"### {step.title}", ""]
-            text += [
-                f"`{step.name}` on an {first['gpu']}, torch {first['torch']}, commit {first['commit']}; {file.name}.",
-                "",
-            ]
-            text += [*_pivot(step, lines), *_list(step, lines)]
-    return "\n".join(text)
-
-
-def _pivot(step: Step, lines: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a table of figures whose names differ in their ends only, with a row for each beginning."""
-    rows: dict[str, dict[str, dict[str, Any]]] = {}
-    for line in lines:
-        if (end := _column(step, line["name"])) and "value" in line:
-            rows.setdefault(line["name"].removesuffix(f"_{end}"), {})[end] = line
-    if not rows:
-        return
-    units = {end: line["unit"] for row in rows.values() for end, line in row.items()}
-    shown = [end for end in step.columns if end in units]
-    yield "| | " + " | ".join(end if units[end] == "1" else f"{end}, {units[end]}" for end in shown) + " |"
-    yield "|---|" + "---|" * len(shown)
-    for name, row in rows.items():
-        yield f"| {name} | " + " | ".join(_cell(row[end]) if end in row else "" for end in shown) + " |"
-    yield ""
-
-
-def _list(step: Step, lines: Sequence[dict[str, Any]]) -> Iterator[str]:
-    own = [line for line in lines if not ("value" in line and _column(step, line["name"]))]
-    for line in own:
-        if "value" in line:
-            yield f"- {line['name']}: {_cell(line)} {line['unit'] if line['unit'] != '1' else ''}".rstrip()
-        elif "left_out" in line:
-            yield f"- {line['name']}: left out: {line['left_out']}"
-    if own:
-        yield ""
-
-
-def _column(step: Step, name: str) -> str | None:
-    return next((end for end in step.columns if name.endswith(f"_{end}")), None)
-
-
-def _cell(line: dict[str, Any]) -> str:
-    goal = f" ({'met' if line['met'] else 'missed'}: {line['goal']:g})" if "met" in line else ""
-    return f"{line['value']:g}{goal}"
-
-
 def about(commit: str | None) -> dict[str, Any]:
     """Return what all figures of a run have in common."""
     torch, _, gpu_name = _asked([sys.executable, "-c", WHAT_IS_HERE]).partition(";")
@@ -398,13 +327,9 @@ def main() -> int:
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     parser.add_argument("--dry", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--collect", type=Path, metavar="DIR", help="download the wheels there, and end")
-    parser.add_argument("--page", action="store_true", help="print the newest results as tables, and end")
     options = parser.parse_args()
     if options.collect:
         return collect(options.collect)
-    if options.page:
-        print(tables(RESULTS.glob("*-quarter-*.jsonl")))
-        return 0
     if options.out is None:
         parser.error("say where the results go: --out DIR")
     wanted = options.only.split(",") if options.only else [s.name for s in STEPS if s.part in options.part.split(",")]

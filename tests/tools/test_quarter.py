@@ -108,25 +108,6 @@ def test_what_a_step_prints_is_on_the_disk_while_it_still_runs(tmp_path: Path) -
     assert json.loads(found[0].read_text().splitlines()[-1])["name"] == "crash"
 
 
-def test_a_page_shows_each_step_from_the_newest_run_that_has_it(tmp_path: Path) -> None:
-    run: dict[str, object] = {"gpu": "G", "torch": "T", "commit": "C"}
-    decode = {"step": "decode", "name": "decode_batch_1_ahead", "unit": "ms", **run}
-    roads = {"step": "roads", "name": "ipc", "value": 2.0, "unit": "GB/s", **run}
-    runs: dict[str, list[dict[str, object]]] = {
-        "2026-01-01-quarter-a.jsonl": [{**decode, "value": 1.0}, roads],
-        "2026-01-02-quarter-a.jsonl": [
-            {**decode, "value": 3.0, "goal": 4.0, "met": True},
-            {"step": "roads", "status": "limit"},
-        ],
-    }
-    for name, lines in runs.items():
-        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    made = quarter.tables(tmp_path.iterdir())
-    assert "| | ahead, ms |\n|---|---|\n| decode_batch_1 | 3 (met: 4) |" in made
-    assert "on an G, torch T, commit C; 2026-01-01-quarter-a.jsonl" in made
-    assert "- ipc: 2 GB/s" in made
-
-
 # --- On a machine that has only what the GPU's has
 
 
@@ -200,7 +181,7 @@ def test_what_steps_run_is_found_there(machine: dict[str, str], part: str) -> No
 def test_a_dry_step_needs_no_plugin_and_one_tiny_model() -> None:
     for step in map(quarter.dried, STEPS):
         assert "-n" not in step.command
-        assert step.command.count("--model") == (step.command[1] != "pytest" and step.name != "roads")
+        assert step.command.count("--model") == (step.command[1] != "pytest")
 
 
 @rare  # all together take minutes
