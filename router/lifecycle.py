@@ -5,7 +5,7 @@ in one of the four last states. Frames may be lost or come late, so a request ca
 a decode worker has a request before hearing that a pool had it.
 
 The table is the only place that says which transitions exist. Any other transition is a bug, and raises
-`IllegalTransition` with the request's story. docs/reference/states.md shows the table as a picture,
+`IllegalTransition` with the request's story. docs/reference/internals.md shows the table as a picture,
 which `diagram` draws.
 """
 

@@ -1,4 +1,4 @@
-"""Take the pictures of docs/reference/live_page.md: the live page of a server at work, and the chat page.
+"""Take the pictures of docs/guides/metrics.md: the live page of a server at work, and the chat page.
 
     python -m tests.dashboard_pictures build/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf qwen2.5-coder-0.5b
 
@@ -75,10 +75,9 @@ def submit(url: str, name: str) -> None:
 
 
 def take(page: Page, name: str) -> None:
-    for scheme in ("light", "dark"):
-        page.prefer(scheme)
-        page.until(f"matchMedia('(prefers-color-scheme: {scheme})').matches")
-        (DOCS / f"{name}-{scheme}.png").write_bytes(page.picture())
+    page.prefer("light")
+    page.until("matchMedia('(prefers-color-scheme: light)').matches")
+    (DOCS / f"{name}-light.png").write_bytes(page.picture())
 
 
 def take_chat(browser: Browser, url: str) -> None:

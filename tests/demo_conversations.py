@@ -1,6 +1,6 @@
 """Conversations that the demo model was not trained on, with the one right answer to each: 20 of each of 16 kinds.
 
-The generator of its training data wrote them. docs/reference/demo_model.md says at which commit that is.
+The generator of its training data wrote them. docs/guides/models.md says at which commit that is.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
-"""Write the pages of docs/reference that the code knows by itself: `python tools/reference_pages.py`.
+"""What the code itself knows, as sections of the docs' pages. `make site` puts them into the site; none is committed.
 
-Settings, keys of workloads, metrics, figures, fields of the HTTP API, markers of tools and reasoning, faults, devices,
-states of a request. A test fails while a page differs from what the code says.
+A page has the line `<!-- generated: settings -->` where a section belongs; `on_page_markdown` is the hook by which
+mkdocs replaces it (mkdocs.yml). `python tools/reference_pages.py settings` prints one, without a name all of them.
 """
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))  # the tests have a deployment that shows every metric once
+sys.path += [str(ROOT), str(ROOT / "tools")]  # the tests have a deployment that shows every metric once
 
 from alignedserve.config import config  # noqa: E402
 from alignedserve.config.choices import CALL_FORMATS  # noqa: E402
@@ -45,7 +47,11 @@ from alignedserve.text.reasoning.families import FAMILIES  # noqa: E402
 from alignedserve.worker.step import states as worker_states  # noqa: E402
 from tests.metrics.deployment import exposed  # noqa: E402
 
-FOLDER = ROOT / "docs" / "reference"
+# isort: split
+import draw_folders  # noqa: E402
+from alignedserve.cli.main import command_names, parser_of  # noqa: E402
+
+_WIDTH = 100  # characters of a line of help
 _METHODS = "get", "post", "delete"
 _EVERYWHERE = {"model_name", "le"}  # labels of nearly all metrics, and of every histogram
 _VALUES: Mapping[str, type[Enum]] = {  # labels whose values are an enumeration
@@ -56,11 +62,6 @@ _VALUES: Mapping[str, type[Enum]] = {  # labels whose values are an enumeration
 
 
 def metric_names() -> Iterator[str]:
-    yield "# Names of metrics"
-    yield (
-        "Every metric of `GET /metrics`. [Metrics](metrics.md) says how they are counted and what their labels may be."
-        " All begin with `alignedserve:`, but for those of processes and of Python; all have the label `model_name`."
-    )
     rows = []
     for family in text_string_to_metric_families(exposed()):
         name = family.name.removeprefix("alignedserve:") + "_total" * (family.type == "counter")
@@ -73,13 +74,6 @@ def metric_names() -> Iterator[str]:
 
 
 def figures() -> Iterator[str]:
-    yield "# Figures of a simulated run"
-    yield (
-        "The meaning of each figure of `alignedserve simulate`, in its order. Times are virtual, and are measured where"
-        " tokens reach the client. A run lasts from the first arrival to the end of the last request, so rates include"
-        " its drain. Where there is nothing to take a mean of, a figure is left out (`null` in JSON)."
-        " **A request that did not finish is a miss**, whatever ended it."
-    )
     for title, rows in SECTIONS.items():
         yield f"## {title}"
         yield from _table(("figure", "in JSON", "meaning"), ((row.label, f"`{row.path}`", row.about) for row in rows))
@@ -87,8 +81,6 @@ def figures() -> Iterator[str]:
 
 def api_fields() -> Iterator[str]:
     told = document(with_jobs=True)
-    yield "# Routes and fields of the HTTP API"
-    yield "What `/openapi.json` of a server says, in short. [The HTTP API](api.md) says what fields do."
     yield "## Routes"
     routes = [(method, path, told["paths"][path].get(method)) for path in told["paths"] for method in _METHODS]
     answers = [(f"`{method.upper()} {path}`", route["summary"]) for method, path, route in routes if route]
@@ -171,11 +163,6 @@ _BOUNDS = {
 
 
 def parsers() -> Iterator[str]:
-    yield "# Formats of tool calls and of reasoning"
-    yield (
-        "The names that `--tool-call-parser` and `--reasoning-parser` take, which are vLLM's, and the markers by which"
-        " an output is read. By default both are chosen by the model's chat template ([the HTTP API](api.md#tools))."
-    )
     yield "## Tool calls"
     aliases = {name: [other for other, of in CALL_FORMATS.items() if of == name != other] for name in CALL_FORMATS}
     openings = {form.name: form.openings for form in reversed(FORMATS)}
@@ -192,8 +179,6 @@ def parsers() -> Iterator[str]:
 
 
 def faults() -> Iterator[str]:
-    yield "# Faults of the fuzzer"
-    yield "What `alignedserve fuzz` injects ([fault testing](../how/fault_testing.md))."
     yield from _table(("fault", "what happens"), ((f"`{kind.__name__}`", _about(kind)) for kind in get_args(Fault)))
     yield "## Rules"
     yield "What it checks after each event, and at the end."
@@ -201,18 +186,10 @@ def faults() -> Iterator[str]:
 
 
 def protocol() -> Iterator[str]:
-    yield "# Messages between parts"
-    yield (
-        "What parts of a deployment say to each other (`alignedserve/protocol/messages.py`, and"
-        " `alignedserve/protocol/form_messages.py`), in that order."
-        " [Architecture](../architecture.md#messages-and-links) says how messages travel. KV is in none of them."
-    )
     yield from _table(("message", "meaning"), ((f"`{kind.__name__}`", _about(kind)) for kind in get_args(Message)))
 
 
 def preset_list() -> Iterator[str]:
-    yield "# List of presets"
-    yield "What `alignedserve presets` prints, but for the settings. [Presets](presets.md) says how to use them."
     rows = ((f"`{name}`", one.about, one.source, one.differs) for name, one in presets().items())
     yield from _table(("preset", "what it does", "described in", "what differs from there"), rows)
 
@@ -223,12 +200,6 @@ def _about(kind: type) -> str:
 
 
 def device_names() -> Iterator[str]:
-    yield "# GPUs and models of simulated workers"
-    yield (
-        "A device is named `GPU-MODEL-tpN`, such as `h100-llama-3.1-70b-tp4`; `-int8` or `-int4` after the model"
-        " quantises its weights. [Devices](devices.md) says how their times are computed. The sources of the numbers"
-        " stand in `lab/devices/devices.py`."
-    )
     gpus = ((f"`{name}`", *(f"{number:,g}" if number else "" for number in _speeds(gpu))) for name, gpu in GPUS.items())
     yield from _table(("GPU", "memory, GB", "GB/s", "bf16 TFLOP/s", "PCIe, GB/s", "NVLink, GB/s"), gpus)
     models = (
@@ -250,38 +221,40 @@ def _keys(kind: type[Gpu] | type[Model]) -> Iterator[tuple[str, ...]]:
         yield f"`{field.name}`", default, _comment(kind, field.name)
 
 
-SETTINGS = """\
-`alignedserve serve` reads each setting from four places. A flag outweighs a variable, a variable the file
-(`--config FILE`), the file the preset, and the preset the default.
-
-    flag      --pool-memory-mb 512                 --set kvpool.memory_mb=512 says the same
-    variable  ALIGNEDSERVE_KVPOOL_MEMORY_MB=512    the path in capitals, `_` for `.`
-    file      kvpool: {memory_mb: 512}             YAML, by section
-
-`serve --help` shows the settings in bold, `serve --help-all` shows all of them, and `serve --print-config` prints what
-the places give together. A flag of a setting that is true or false has a `--no-` form. `auto` is the default of
-numbers for which the tables show none. Those marked **reload** change while it serves: `alignedserve reload` reads
-them again.
-"""
-EXPERIMENTS = """\
-Presets are made of these, and `--set PATH=VALUE` changes them, in `serve` and in `simulate`, for ablations and tests.
-They have no flag, no variable and no place in the file. [Presets](presets.md) says what systems they make;
-`alignedserve presets` prints it.
-"""
-
-
 def settings() -> Iterator[str]:
-    yield "# Settings"
-    yield SETTINGS.rstrip()
     usual = [setting for setting in every_setting().values() if setting.reach is not Reach.EXPERIMENT]
     for section in dict.fromkeys(setting.section for setting in usual):
         yield f"## `{section}`: {_inner(config.about(section))}" if section else "## What is served"
         rows = (_setting(setting) for setting in usual if setting.section == section)
         yield from _table(("setting", "flag", "default", ""), rows)
     yield "## For experiments"
-    yield EXPERIMENTS.rstrip()
     experiments = [setting for setting in every_setting().values() if setting.reach is Reach.EXPERIMENT]
     yield from _table(("path", "default", "presets that set it", ""), map(_experiment, experiments))
+
+
+def commands() -> Iterator[str]:
+    for name in command_names():
+        parser = parser_of(name)
+        yield from _help(_choices(parser)[name])
+
+
+def _choices(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
+    """Return the commands of a parser by their names."""
+    found = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return found[0] if found else {}
+
+
+def _help(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield what a command's `--help` says, and below it that of its own commands."""
+    parser.formatter_class = partial(argparse.HelpFormatter, width=_WIDTH, max_help_position=34)
+    yield f"## `{parser.prog}`"
+    yield f"```text\n{parser.format_help().rstrip()}\n```"
+    for inner in _choices(parser).values():
+        yield from _help(inner)
+
+
+def folders() -> Iterator[str]:
+    yield draw_folders.section().rstrip()
 
 
 def _inner(sentence: str) -> str:
@@ -325,11 +298,6 @@ STREAM_KEYS: Mapping[str, tuple[type, ...]] = {
 
 
 def workload_keys() -> Iterator[str]:
-    yield "# Keys of workloads"
-    yield (
-        "[Workloads](workloads.md) says how they are written, and what an *amount* is. By default `kind` is `sizes` and"
-        " `arrivals` is `gamma`."
-    )
     for title, parts in STREAM_KEYS.items():
         yield f"## {title}"
         keys = keys_of(*parts).values()
@@ -359,8 +327,6 @@ def _key_default(key: Setting) -> str:
 
 
 def states() -> Iterator[str]:
-    yield "# States of a request"
-    yield "The tables that the code runs by. An illegal transition raises with the request's story."
     yield "## At the router"
     yield "`router/lifecycle.py`:"
     yield f"```mermaid\n{lifecycle.diagram()}\n```"
@@ -396,11 +362,13 @@ def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator
     yield "\n".join(lines)
 
 
-PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
+SECTIONS_OF_PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "api_fields": api_fields,
+    "commands": commands,
     "device_names": device_names,
     "faults": faults,
     "figures": figures,
+    "folders": folders,
     "metric_names": metric_names,
     "parsers": parsers,
     "preset_list": preset_list,
@@ -409,18 +377,22 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "states": states,
     "workload_keys": workload_keys,
 }
+MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
 
-def page(name: str) -> str:
-    title, *rest = PAGES[name]()
-    made = "Generated by `python tools/reference_pages.py` from the code: change it there."
-    return "\n\n".join([title, made, *rest]) + "\n"
+def section(name: str) -> str:
+    return "\n\n".join(SECTIONS_OF_PAGES[name]())
 
 
-def path_of(name: str) -> Path:
-    return FOLDER / f"{name}.md"
+def filled(markdown: str) -> str:
+    """Return a page with each section in the place of its marker, one level below the heading that it stands under."""
+    return MARKER.sub(lambda marker: re.sub("^##", "###", section(marker[1]), flags=re.MULTILINE), markdown)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Mkdocs calls this with each page of the site."""
+    return filled(markdown)
 
 
 if __name__ == "__main__":
-    for name in PAGES:
-        path_of(name).write_text(page(name), encoding="utf-8")
+    print("\n\n".join(section(name) for name in sys.argv[1:] or SECTIONS_OF_PAGES))

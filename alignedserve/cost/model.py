@@ -4,7 +4,7 @@
 
 Ln is the number of tokens of a chunk, La = cached + Ln/2 the number that each of them attends to on average, C the
 prefixes of the B decodes. γ2 is the bubble (AlignedServe §2.2): what a batch pays for members of unequal length. Three
-things are ours; docs/how/cost_model.md has the measurements behind them:
+things are ours; docs/measured.md has the measurements behind them:
 
 - α0 has a value for each power of two of tokens: a step reads the weights once however few tokens it has, so its first
   tokens cost next to nothing and the later ones their arithmetic.

@@ -6,7 +6,7 @@
 
 Other code knows only the interfaces of forms: `PlainMemory` for memory, `Pages` and `Rewriting` for the pool's pages,
 `FormOrder` for orders, and the `KvForm` of a request or the `PageKind` of a page. Each form's page says what it gains:
-docs/how/blocks.md, docs/how/hybrid_cache.md, docs/how/kvpool.md, docs/how/batches.md.
+docs/how/papers.md.
 
 What others know of forms stands with them: scheduling/form_rules.py (options, and what they forbid), engine/forms/ (how
 an engine keeps a form), kvpool/memory/ (compression), protocol/form_messages.py and form_orders.py.

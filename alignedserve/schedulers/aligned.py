@@ -10,7 +10,7 @@ runs alone; the first prompt of a chat that is late gets a block of tokens; and 
 
 Beside each rule stand its paper and its gain, with the rule against without: chats in time in points, tokens of
 documents in % (lab/benchmarks/rules.py, results/*-rules*.jsonl). A rule without a paper is ours. `Tight` is a CPU with
-promises of 0.3 s and 60 ms. docs/how/steps.md and docs/how/packing.md have the reasons.
+promises of 0.3 s and 60 ms. docs/how/steps.md has the reasons.
 """
 
 from __future__ import annotations

@@ -292,7 +292,7 @@ class StepPromise(Promise):
         return now > self._end_at
 
     def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
-        """Preemptions take too little of the slack to count (docs/how/deadlines.md)."""
+        """Preemptions take too little of the slack to count (docs/how/steps.md)."""
         request = self.request
         remaining = work.prompt + max(1, self._early_chunks + self._expected - self._num_done)
         has_begun = self._num_output > 0

@@ -15,7 +15,7 @@ a prompt. For example, caller A asks for long outputs and caller B for short one
 more of prompts. A caller that comes starts at the least count of those that wait, so nobody saves up service. Once no
 document waits, all counts end.
 
-Gain: not weighed alone; docs/notebook/gateway.md has first tokens beside the floods of another key.
+Gain: not weighed alone; docs/measured.md has first tokens beside the floods of another key.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ class Attending:
 
 def alignment(model: Model) -> None:
     """Time one layer's attention: few long requests among short, against equally many of the mean length. gamma2 is
-    that of the cost model (docs/how/cost_model.md), from these two batches."""
+    that of the cost model (docs/how/steps.md), from these two batches."""
     for long in (4096, 16_384):
         mixed = [32] * 60 + [long] * 4
         even = [sum(mixed) // len(mixed)] * len(mixed)

@@ -125,7 +125,7 @@ class WhatIsSaved:
 def add_simulate(parser: argparse.ArgumentParser) -> None:
     """Runs a workload through a whole deployment in virtual time, without a model or a GPU, and prints the figures.
     Several presets, seeds or rates are compared: each figure is a mean over the seeds and half its range.
-    docs/how/simulator.md, docs/reference/figures.md and docs/reference/workloads.md say the rest."""
+    docs/how/simulate.md says the rest."""
     parser.usage = "%(prog)s [flags]\n       %(prog)s --replay FILE\n       %(prog)s --diff FILE FILE"
     for declared in (WhatRuns, WhatIsWritten, WhatIsSaved):
         add_flags(parser, declared)
@@ -183,7 +183,7 @@ class WhatIsReproduced:
 
 def add_reproduce(parser: argparse.ArgumentParser) -> None:
     """Runs the figures of papers in virtual time: their workloads, the systems that they compare and our default.
-    Prints what each paper says beside what came out. docs/reproductions.md is what --out docs writes."""
+    Prints what each paper says beside what came out. --out FOLDER writes them as a page with pictures."""
     parser.add_argument("paper", nargs="?", metavar="PAPER", help="a paper, such as bros (default: all)")
     add_flags(parser, WhatIsReproduced)
     parser.set_defaults(run=_reproduce)
@@ -325,7 +325,7 @@ class WhatIsPlanned:
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
     """Finds the cheapest deployment that keeps the workload's promises: which device, how many, colocated or with
-    prefill workers, by simulations. The answer and its neighbours are checked on fresh seeds. docs/reference/plan.md
+    prefill workers, by simulations. The answer and its neighbours are checked on fresh seeds. docs/guides/measure.md
     says how to ask. Exits with 1 where nothing keeps the promises."""
     add_flags(parser, WhatIsPlanned)
     parser.set_defaults(run=_plan)

@@ -1,4 +1,4 @@
-"""Reads what users write of a device: its numbers, or grids that they measured (docs/how/simulator.md).
+"""Reads what users write of a device: its numbers, or grids that they measured (docs/how/simulate.md).
 
 A GPU or a model has a name that devices.py knows, or numbers under the names of the fields of `Gpu` or `Model`.
 """

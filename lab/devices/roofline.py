@@ -10,7 +10,7 @@ Nor did anybody measure mixtures, where a step reads the experts that its tokens
 token, or latent attention, where all heads share what is kept: there attention of decodes computes for longer than it
 reads, on some GPUs.
 
-docs/how/simulator.md states how far this is from measured GPUs. Left out: the host's work, as in measured grids.
+docs/how/simulate.md states how far this is from measured GPUs. Left out: the host's work, as in measured grids.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ STALLED_S = 30.0  # longer than any recovery: at most three requests to parts in
 
 
 class Rule(Enum):
-    """What must hold; docs/reference/faults.md shows the comments."""
+    """What must hold; docs/how/testing.md shows the comments."""
 
     BLOCKS = "blocks"  # each block of a worker is free or taken once (events of the worker)
     PLACES = "places"  # a decode worker has an attempt once (events of the worker)

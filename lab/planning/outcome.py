@@ -1,6 +1,6 @@
 """How far a simulated deployment kept its promises, over one run or several.
 
-Requests count as in docs/reference/figures.md: one that did not finish, a refused one too, kept nothing.
+Requests count as in docs/how/simulate.md: one that did not finish, a refused one too, kept nothing.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class FigureRow:
     label: str
     path: str
     unit: Unit
-    about: str  # what the figure means, for docs/reference/figures.md
+    about: str  # what the figure means, for docs/how/simulate.md
     better: Better = Better.NEITHER
     compared: tuple[str, ...] = ()  # parts of a distribution that comparisons show; () for a single number
     is_distribution: bool = False

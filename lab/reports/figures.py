@@ -1,6 +1,6 @@
 """Compute all figures of a run as one tree, for tables, files and comparisons.
 
-docs/reference/figures.md defines each figure.
+docs/how/simulate.md defines each figure.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ _TABLE_2 = Figure(
         ),
     ),
     "Predictions bring what ALISE brings; five classes are nearly as good as tokens, since there are five levels. How "
-    "far off our own predictors are, and how long they take, is in [prediction](how/prediction.md#figures).",
+    "far off our own predictors are, and how long they take, is in docs/measured.md.",
     Better.LOWER,
     "The default takes no memory from a best-effort request for a shorter one: an output that was taken for short "
     "keeps its memory.",

@@ -68,15 +68,13 @@ def ran(papers: Iterable[Paper], runs: Runs) -> Iterator[tuple[Paper, list[tuple
 def page(papers: Iterable[Paper], runs: Runs) -> str:
     head = (
         "# Reproductions\n\n"
-        f"The papers' figures, simulated. `{_COMMAND} --out docs` writes this page, its numbers and a picture\n"
-        "of every figure, `python tools/reproductions_page.py` page and pictures from the numbers; one picture of\n"
-        "each paper is kept here. The declarations are in `lab/reproduce/`. A value is the mean over the seeds.\n"
+        f"The papers' figures, simulated. `{_COMMAND} --out FOLDER` writes this page, its numbers and the\n"
+        "pictures. The declarations are in `lab/reproduce/`. A value is the mean over the seeds.\n"
         "*Shown* is the part of the paper's effect that is seen here: 1 for all of it, 0.5 for half (a quotient of 2\n"
         "in place of 4, or a difference of 2 in place of 4), below 0 for the opposite. In pictures a hollow diamond\n"
         "in a system's colour stands where the paper's number would put it, all else being as here (a triangle at\n"
-        "the edge: above it).\n"
-        "[Figures](reference/figures.md) defines what is measured,\n"
-        "[presets](reference/presets.md) say how each system differs from its paper."
+        "the edge: above it). docs/how/simulate.md defines what is measured; `alignedserve presets` says how each\n"
+        "system differs from its paper."
     )
     found = [(claim, cells) for _, each in ran(papers, runs) for figure, _, cells in each for claim in figure.claims]
     return "\n\n".join([head, f"All papers: {shown(found)}", *_papers(papers, runs, with_pictures=True)]) + "\n"

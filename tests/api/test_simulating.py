@@ -289,7 +289,7 @@ def test_a_run_without_this_request_says_so(run: SimulatedRun) -> None:
 @rare
 def test_the_snippets_of_the_guide_run(tmp_path: Path) -> None:
     """They are a script without a guard: processes that share its work do not run it again."""
-    guide = (ROOT / "docs" / "reference" / "simulate.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "how" / "simulate.md").read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"^```python\n(.*?)^```", guide, re.M | re.S))
     (tmp_path / "script.py").write_text(f"print('once')\n{code}")
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}

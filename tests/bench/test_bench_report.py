@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+import reference_pages
 from alignedserve.core import ServiceClass
 from alignedserve.errors import AlignedServeError
 from alignedserve.lab.bench import report
@@ -23,7 +24,7 @@ from alignedserve.lab.loads.records.records import RequestOutcome
 from tests.simulator.runs import MIXED, be, record, rt
 
 RUN = MeasuredRun("http://x/v1", "m", "chat,rate=2", 3, MIXED, (ErrorCount("429", 1, "too <many>"),), 0.25)
-DOCS = Path(__file__).parents[2] / "docs" / "reference"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_what_counts_as_kept_is_what_counts_everywhere() -> None:
@@ -139,6 +140,6 @@ def test_a_run_in_which_nothing_came_is_drawn_too() -> None:
 
 
 def test_every_figure_is_defined_in_the_docs() -> None:
-    text = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("bench.md", "figures.md"))
+    text = f"{(DOCS / 'guides' / 'measure.md').read_text(encoding='utf-8')}\n{reference_pages.section('figures')}"
     labels = {re.sub(" (mean|p50|p95|p99)$", "", row.label) for row in ROWS}
     assert sorted(label for label in labels if f"| {label} |" not in text and f"*{label}*" not in text) == []

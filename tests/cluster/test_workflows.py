@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-# Images by a tag: nobody here could ask a registry for their digests (docs/reference/install.md).
+# Images by a tag: nobody here could ask a registry for their digests (docs/guides/install.md).
 BY_TAG = {"quay.io/pypa/manylinux_2_28_x86_64"}
 
 
@@ -57,3 +57,11 @@ def test_images_install_by_hash_alone() -> None:
     ours = [line for line in installed if "--require-hashes" not in line]
     assert all("/dist/*.whl" in line or "--no-build-isolation" in line for line in ours)
     assert all("--no-deps" in line for line in installed)
+
+
+def test_a_release_has_one_version() -> None:
+    """`.ci/release` refuses another one, when it is too late to be cheap."""
+    (version,) = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert ".ci/release" in (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """The table of families: a tiny random model of each is tried with each feature of the engine.
 
-    python -m tests.engine.family_table             # tries all, and writes docs/reference/families.md: some minutes
+    python -m tests.engine.family_table             # tries all, and writes families.md here: some minutes
     python -m tests.engine.family_table qwen3 phi3  # tries these alone, and prints their rows
 
 A feature works for a family if greedy output equals that of transformers, whose weights, or K and V, are rounded as
@@ -66,7 +66,7 @@ from tests.models import (
 )
 from tests.reference import CLOSE, Tally, compare, load
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "families.md"
+PAGE = Path(__file__).with_name("families.md")
 PROMPTS, TOKENS, CHUNK = ((1, 37), (2, 21)), 8, 13  # longer than any window of these models
 
 # The last bit of K or V may decide between two levels of int8; logits then differ by this share of the largest at most.
@@ -261,8 +261,8 @@ HEAD = """\
 
 Tiny random models of each family, by `model_type`, were tried with each feature in fp32:
 `python -m tests.engine.family_table` writes this page. **yes**: greedy output equals that of transformers, token for
-token, with prompts in chunks and requests together. **no**: the engine refuses it in a line. [Models](models.md) says
-what each feature does, and which keys of `config.json` a family may have.
+token, with prompts in chunks and requests together. **no**: the engine refuses it in a line. docs/guides/models.md says
+what each feature does.
 
 """
 

@@ -6,7 +6,7 @@ process.
 
     evicted         a request is recomputed where there is no pool; else it goes to the pool, or to the prefill
                     worker and back, or waits and fetches what the pool has of it
-    two in a block   the transport is through the pool (docs/how/blocks.md): no request goes to a prefill worker
+    two in a block   the transport is through the pool (docs/how/papers.md): no request goes to a prefill worker
     hidden          of a model whose hidden vectors are smaller than its K and V: OPT's, and not grouped Llama's
 """
 

@@ -1,6 +1,6 @@
 """Tiny random folders of the families of transformers, and whether each is served or refused.
 
-docs/reference/families.md is made of both tables.
+families.md is made of both tables.
 """
 
 from __future__ import annotations

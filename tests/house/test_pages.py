@@ -1,4 +1,4 @@
-"""The README and the docs are true: folders, links, settings, and the figures of the picture."""
+"""The README and the docs are true: folders, links, commands, settings, and the figures of the picture."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import pytest
 
 import draw_peers
 import reference_pages
+from alignedserve.cli.main import command_names
 from alignedserve.config.config import every_setting
 from tests.house.test_folders import PARTS, ROOT
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-NOTEBOOK = DOCS / "notebook"  # tells what was done, by programs and in files that history has
+MEASURED = DOCS / "measured.md"  # its programs are those of the day
 PAGES = sorted([*ROOT.glob("[A-Z]*.md"), *DOCS.rglob("*.md"), *(ROOT / "lab").rglob("*.md")])
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)|<img [^>]*src=\"([^\"]+)\"")
@@ -26,10 +27,6 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)|<img 
 
 def _text(page: Path) -> str:
     return page.read_text(encoding="utf-8")
-
-
-def _of_today() -> list[Path]:
-    return [page for page in PAGES if not page.is_relative_to(NOTEBOOK)]
 
 
 def _prose(page: Path) -> str:
@@ -89,10 +86,18 @@ def test_pages_that_files_name_exist() -> None:
     assert [(named, file) for named, file in _named_pages() if file != here and not exists(named)] == []
 
 
-@pytest.mark.parametrize("name", reference_pages.PAGES)
-def test_a_generated_page_is_what_the_code_says(name: str) -> None:
-    """The remedy is `python tools/reference_pages.py`."""
-    assert reference_pages.path_of(name).read_text(encoding="utf-8") == reference_pages.page(name)
+def test_each_generated_section_has_one_page() -> None:
+    named = sorted(name for page in DOCS.rglob("*.md") for name in reference_pages.MARKER.findall(_text(page)))
+    assert named == sorted(reference_pages.SECTIONS_OF_PAGES)
+
+
+def test_a_page_gets_its_sections() -> None:
+    text = reference_pages.on_page_markdown(_text(DOCS / "reference" / "settings.md"))
+    assert "\n### `server`:" in text
+    assert [path for path in every_setting() if f"`{path}`" not in text] == []
+    commands = reference_pages.on_page_markdown(_text(DOCS / "reference" / "cli.md"))
+    assert [name for name in command_names() if f"### `alignedserve {name}`\n" not in commands] == []
+    assert "--window W" in commands, "of `batch submit`, a command of a command"
 
 
 def test_the_picture_shows_what_was_measured() -> None:
@@ -132,7 +137,7 @@ def test_paths_in_a_page_exist() -> None:
 def test_commands_in_a_page_exist() -> None:
     """Modules named after `python -m` (lab.benchmarks) and `python tools/` must exist."""
     command = re.compile(r"python (?:-m )?(lab\.benchmarks\.[a-z_]+|tools/\w+(?=\.py))")
-    named = {(page.name, name) for page in _of_today() for name in command.findall(_text(page))}
+    named = {(page.name, name) for page in PAGES if page != MEASURED for name in command.findall(_text(page))}
     files = {(page, name): ROOT / f"{name.replace('.', '/')}.py" for page, name in named}
     assert sorted(found for found, file in files.items() if not file.exists()) == []
 
@@ -151,7 +156,7 @@ def test_settings_in_a_page_exist() -> None:
 
 def test_results_that_a_page_cites_exist() -> None:
     named = re.compile(r"`(?:\S*/)?([\w-]+\.jsonl)`")
-    cited = {(page.name, name) for page in _of_today() for name in named.findall(_text(page))}
+    cited = {(page.name, name) for page in PAGES if page != MEASURED for name in named.findall(_text(page))}
     dated = [(page, name) for page, name in cited if re.match(r"\d{4}-", name)]
     assert sorted((page, name) for page, name in dated if not (draw_peers.RESULTS / name).exists()) == []
 

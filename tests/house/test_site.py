@@ -31,6 +31,8 @@ def test_every_page_is_in_the_site_and_is_found(tmp_path: Path) -> None:
         page.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for page in (ROOT / "docs").rglob("*.md")
     }
     assert {page.replace("README.html", "index.html") for page in written} - pages == set()
+    settings = " ".join(entry["text"] for entry in found if entry["location"].startswith("reference/settings.html"))
+    assert "--pool-memory-mb" in settings, "what the code knows by itself is in the site"
 
 
 def test_broken_links_fail(tmp_path: Path) -> None:
@@ -38,7 +40,7 @@ def test_broken_links_fail(tmp_path: Path) -> None:
     links = "[a link](missing.md) [a link](README.md#no-such-heading)"
     (tmp_path / "docs" / "README.md").write_text(f"# One page\n\n{links}\n", encoding="utf-8")
     (tmp_path / "mkdocs.yml").write_text(
-        f"INHERIT: {ROOT / 'mkdocs.yml'}\ndocs_dir: docs\nnav: [README.md]\n", encoding="utf-8"
+        f"INHERIT: {ROOT / 'mkdocs.yml'}\ndocs_dir: docs\nhooks: []\nnav: [README.md]\n", encoding="utf-8"
     )
     built = _build(tmp_path / "mkdocs.yml", tmp_path / "site")
     assert built.returncode != 0

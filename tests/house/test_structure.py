@@ -11,7 +11,7 @@ from pathlib import Path
 
 from alignedserve import LAB
 from alignedserve.scheduling.offered import PAPERS
-from draw_folders import PAGE, Graph, folders_and_imports, imports, modules, page
+from draw_folders import Graph, folders_and_imports, imports, modules
 from measure_house import HERE, House
 
 
@@ -80,11 +80,6 @@ def test_cores_load_few_files() -> None:
     loaded = {core: house.closure(core) for core in MOST_LOADED}
     assert all(core in files for core, files in loaded.items()), "a core has another name"
     assert [f"{core} loads {len(files)}" for core, files in loaded.items() if len(files) > MOST_LOADED[core]] == []
-
-
-def test_the_page_of_folders_is_made_of_the_sources() -> None:
-    """The remedy is `python tools/draw_folders.py`."""
-    assert PAGE.read_text(encoding="utf-8") == page()
 
 
 # `kv` of a request is its blocks, and their form: a memory has it written there. Whoever else wants some asks a memory.

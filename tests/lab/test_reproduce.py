@@ -30,7 +30,6 @@ from alignedserve.progress import ProgressBar
 from tests.rare import rare, rarely
 from tests.simulator.runs import MIXED
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 DECLARED = [(paper, figure) for paper in PAPERS.values() for figure in paper.figures]
 
 # --- What is declared
@@ -374,11 +373,6 @@ def test_what_is_wrong_is_said_in_one_line(line: str, said: str, capsys: pytest.
 def test_papers_are_found_by_name() -> None:
     assert [paper.name for paper in chosen(None, None)] == list(PAPERS)
     assert [figure.number for figure in chosen("alignedserve", ["9", "7", "9"])[0].figures] == ["9", "7"]
-
-
-def test_the_page_of_the_docs_is_what_ran() -> None:
-    """The remedy is `alignedserve reproduce --out docs`, or where only texts changed `tools/reproductions_page.py`."""
-    assert (DOCS / "reproductions.md").read_text(encoding="utf-8") == page(PAPERS.values(), reproduce.runs_in(DOCS))
 
 
 @pytest.mark.parametrize(

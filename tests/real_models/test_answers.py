@@ -35,7 +35,7 @@ from tests.samples import request
 A_LEVEL = 0.01
 LENGTHS = [8000, 4000] if SOAK else [500]  # of long contexts
 ROOT = Path(__file__).parents[2]
-TEXTS = ("LICENSE", "CHANGELOG.md", "README.md", "docs/reference/models.md")
+TEXTS = ("LICENSE", "CHANGELOG.md", "README.md", "docs/guides/models.md", "docs/architecture.md")
 LIVE = 8  # in a run that is not long, transformers answers each 8th prompt: chats, code, French, turns, a text
 
 

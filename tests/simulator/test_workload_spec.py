@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import reference_pages
 from alignedserve.config.sources import read_value
 from alignedserve.core import ServiceClass
 from alignedserve.errors import WorkloadError
@@ -28,7 +29,7 @@ from alignedserve.lab.loads.workload.stream import ClientLimits, Foresight, Span
 
 SHAREGPT = Path(__file__).parent / "data" / "sharegpt300.csv"
 PARTS = (*KINDS.values(), *ARRIVALS.values(), Windows, StreamPromise, Turns, ClientLimits, Foresight, Span)
-DOCS = Path(__file__).parents[2] / "docs" / "reference" / "workloads.md"
+DOCS = Path(__file__).parents[2] / "docs" / "how" / "simulate.md"
 
 FILE = """
 first_s: 30
@@ -408,7 +409,7 @@ def test_the_examples_of_the_docs_are_true() -> None:
 
 
 def test_a_default_of_the_page_is_read_as_that_default() -> None:
-    told = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", (DOCS.parent / "workload_keys.md").read_text(), re.MULTILINE)
+    told = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", reference_pages.section("workload_keys"), re.MULTILINE)
     keys = [key for part in (*PARTS, Whole) for key in keys_of(part).values()]
     for key in keys:
         if key.default not in (None, ""):

@@ -9,7 +9,7 @@ A test adds to its client's row by two marks:
 
 Tests with the same words together are one entry of the row: it passed if all of them did. `make soak` shows the table
 and keeps the rows in build/third_party/ran.json, where a client's row replaces its earlier one. `python -m
-tests.third_party.table` puts them into docs/reference/clients.md.
+tests.third_party.table` puts them into clients.md here, and in short into docs/reference/clients.md.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ import pytest
 from tests.third_party.environments import ENVIRONMENTS
 
 RAN = ENVIRONMENTS / "ran.json"
+EVERY = Path(__file__).with_name("clients.md")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "clients.md"
 HEAD = """\
 # Clients
 
-Other people's clients, as they are on PyPI and npm, each in an environment of its own, against a deployment of
-`smollm2` in fp32 with a prefill and a decode worker. `make soak` runs them and shows this table, and then
-`python -m tests.third_party.table` writes it here. `tests/third_party` has what each does. So small a model calls a
-tool only where it must, which `llm` cannot demand: there a model made for the test (`calling_model.py`) calls. Rows
-*on Qwen* are of Qwen2.5-Coder 0.5B in Q4_K_M.
+Other people's clients ran against a deployment of `smollm2` in fp32 with a prefill and a decode worker, each as it is
+on PyPI or npm, in an environment of its own. Rows *on Qwen* are of Qwen2.5-Coder 0.5B in Q4_K_M. Most tried a chat, a
+stream, a tool and the answer to it, a JSON schema, an unknown model and a prompt that is too long; agents also tried
+their own loops, and load tools a load. `tests/third_party/clients.md` names everything that each client tried, `make
+soak` runs them, and `python -m tests.third_party.table` writes both tables.
 
-**Shape, not sense.** A row says that the protocol works and that an answer has the demanded form: JSON that follows its
-schema, a call with the right names of arguments. Whether the content is right depends on the model.
+**Shape, not sense.** A row says that the protocol works and that an answer has the demanded form. Whether the content
+is right depends on the model: one as small as `smollm2` calls a tool only where it must.
 
 """
 ON_QWEN = " on Qwen"
@@ -75,6 +76,11 @@ class Row:
     @property
     def cells(self) -> tuple[str, ...]:
         return self.client, self.version, ", ".join(self.passed), ", ".join(self.failed), self.on
+
+    @property
+    def cells_in_short(self) -> tuple[str, ...]:
+        num_tried = len(self.passed) + len(self.failed)
+        return self.client, self.version, f"{len(self.passed)} of {num_tried}", ", ".join(self.failed), self.on
 
 
 def name_in(item: pytest.Item) -> None:
@@ -116,9 +122,10 @@ def merged(old: Iterable[Row], new: Iterable[Row]) -> list[Row]:
     )
 
 
-def table(shown: Iterable[Row]) -> str:
-    """Return the rows as a table of Markdown."""
-    cells = [HEADER, ("---",) * len(HEADER), *(row.cells for row in shown)]
+def table(shown: Iterable[Row], in_short: bool = False) -> str:
+    """Return the rows as a table of Markdown; in short, with the number of entries that passed."""
+    lines = (row.cells_in_short if in_short else row.cells for row in shown)
+    cells = [HEADER, ("---",) * len(HEADER), *lines]
     return "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
@@ -149,11 +156,12 @@ def _entries(cell: str) -> list[str]:
 
 
 def main() -> None:
-    """Write the page: rows of clients that did not run here stay as they are."""
+    """Write both pages: rows of clients that did not run here stay as they are."""
     if not (ran := kept()):
         sys.exit(f"no client has run yet: {RAN} is not there; `make soak` makes it")
-    earlier = shown(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else []
-    PAGE.write_text(HEAD + table(merged(earlier, ran)), encoding="utf-8")
+    found = merged(shown(EVERY.read_text(encoding="utf-8")), ran)
+    EVERY.write_text("# What each client tried\n\n" + table(found), encoding="utf-8")
+    PAGE.write_text(HEAD + table(found, in_short=True), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ def test_a_row_is_a_line_of_the_table() -> None:
     *_, line = table([Row("a", "1", ["chat", "tools"], ["streaming"], DAY)]).splitlines()
     assert line == f"| a | 1 | chat, tools | streaming | {DAY} |"
     assert len(HEADER) == line.count("|") - 1
+    *_, line = table([Row("a", "1", ["chat", "tools"], ["streaming"], DAY)], in_short=True).splitlines()
+    assert line == f"| a | 1 | 2 of 3 | streaming | {DAY} |"
 
 
 def test_a_page_gives_its_rows_back() -> None:

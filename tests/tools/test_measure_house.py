@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.config.config import every_setting, settings
-from measure_house import EXPERIMENT, GENERATED, HERE, SETTINGS, House, main
+from measure_house import EXPERIMENT, HERE, SETTINGS, House, main
 
 DOCS = "docs"
 FILES = {
@@ -44,18 +44,6 @@ def test_a_small_house(house: House) -> None:
     assert house.subsystems() == {"alignedserve": (3, 6), "router": (3, 4)}
 
 
-def test_words_to_read_are_without_notebook_and_generated_pages(house: House) -> None:
-    for name in ("notebook/figures.md", "reference/settings.md"):
-        (house.root / DOCS / name).parent.mkdir(exist_ok=True)
-        (house.root / DOCS / name).write_text("not counted\n")
-    (house.root / DOCS / "reference" / "table.md").write_text("| one | 2 |\n|---|---|\n")
-    assert (house.words(DOCS)[0], house.words_to_read(DOCS)) == (4, (2, 4))
-
-
-def test_generated_pages_exist() -> None:
-    assert [name for name in GENERATED if not (HERE / DOCS / f"{name}.md").is_file()] == []
-
-
 def test_the_settings_of_this_repository_are_all_seen() -> None:
     house = House(HERE)
     assert house.settings(*SETTINGS).total() == len(settings())
@@ -76,7 +64,6 @@ def test_the_table_is_printed(
 def test_growth_beyond_a_measure_is_told(
     house: House, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (house.root / DOCS / "reading.md").write_text("| 1 | `router/state.py` | docstring, `Core` | the way |\n")
     monkeypatch.setattr("sys.argv", ["measure_house.py", "--warn", "--at", str(house.root)])
     main()
     assert capsys.readouterr().out == ""

@@ -1,7 +1,7 @@
 """Read a GGUF file, llama.cpp's format of a whole model, as if it were a Hugging Face folder.
 
 Code of our own reads it, since the gguf package makes arrays of each token: for a vocabulary of 150,000 it takes 35
-times as long (docs/notebook/models.md).
+times as long (docs/measured.md).
 
 families.py    the architectures that are read, and the names and orders of their tensors
 file.py        reads the metadata and the table of tensors

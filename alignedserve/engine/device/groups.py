@@ -8,7 +8,7 @@ Group
 - The thread that calls moves the frames, so the pace of copies counts what that costs. Frames land in the order in
   which they were sent, and another one than the awaited one breaks the group.
 
-NCCL (not yet run: docs/how/gpu.md)
+NCCL (not yet run: docs/guides/gpus.md)
 - A send occupies a part of the GPU until the other end receives it. So the receiver asks for chunks first
   (`asks_first`), and its notes go over the group.
 - Communicators of one GPU must not work at the same time (transport/turns.py).

@@ -2,7 +2,7 @@
 
 A field is honoured, or refused by name, or named as ignored in a header of the answer; no field is ignored silently.
 Three kinds have no effect on an answer and are accepted: `user`, `metadata`, and any field below that is set to its
-default. Deadlines, tiers and priorities decide which request runs first (docs/how/deadlines.md).
+default. Deadlines, tiers and priorities decide which request runs first (docs/guides/deadlines.md).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A request is in one state at a time. `WorkerRequest.becomes` changes the state, and raises `IllegalTransition` with the
 request's story where the table has no such transition; the worker's list of requests (worker/requests.py) follows.
-docs/reference/states.md shows the table as a picture, which `diagram` draws.
+docs/reference/internals.md shows the table as a picture, which `diagram` draws.
 
 For example, a prompt on a colocated worker: NEW, ASKING, WAITING, FETCHING, PROMPT, RESIDENT, KEPT, GONE.
 """

@@ -1,7 +1,7 @@
 """Workers whose steps were measured, as profiles from which the simulator takes what a step lasts.
 
 All are of about a 160 M Llama on two quiet cores. `usual` has the steps of docs/how/kernels.md; `zen4`, `zen5` and
-`amx` (Emerald Rapids, at rest) are what such workers measured of themselves (docs/how/packing.md). The links are the
+`amx` (Emerald Rapids, at rest) are what such workers measured of themselves (docs/measured.md). The links are the
 median of what five workers of a Zen 4 measured.
 """
 
