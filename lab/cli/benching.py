@@ -82,7 +82,7 @@ class BenchOptions:
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
     """Puts a load on any server that has OpenAI's HTTP API, and measures what its clients get. The load is written as
-    for `simulate`, so the same load can be simulated. docs/reference/bench.md says the rest."""
+    for `simulate`, so the same load can be simulated. docs/guides/measure.md says the rest."""
     add_flags(parser, BenchOptions)
     parser.set_defaults(run=_bench)
 
