@@ -3,7 +3,7 @@
     python tools/draw_folders.py
 
 Sources are parsed and never imported; imports inside functions count. There are layers because no folders import each
-other in a circle, which tests/house/test_structure.py holds.
+other in a circle, which tests/house/test_circles.py holds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PLAN = """
 ## Floor plan
 
 A folder imports folders of lower lines only, and no folders import each other in a circle
-(`tests/house/test_structure.py`). Workers and the pool never import the router: they answer with events.
+(`tests/house/test_circles.py`). Workers and the pool never import the router: they answer with events.
 """
 WIDTH = 100  # characters of a line
 

@@ -7,21 +7,20 @@ The sources are parsed and never imported, so the same script measures older com
     python tools/measure_house.py --list           also each colliding class name, with its files
     python tools/measure_house.py --warn           a line for each measure that is exceeded, and nothing else
 
-What breaks people is tested (tests/house): links, circles of imports, cores that do IO, generated pages out of date.
+What breaks people is tested (tests/house): circles of imports, cores that do IO or load many files, second writers of
+a field, long functions.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parents[1]
 PACKAGE, LAB, PAPERS = "alignedserve", "lab", "papers"
@@ -32,8 +31,6 @@ CODE = {".py", ".cpp", ".h", ".hpp", ".sh"}
 MOST_WORDS = 30_000  # that people read or look up: two hours at 275 words a minute
 MOST_README_LINES = 110
 MOST_FILES = 17  # in a folder; about a dozen is the aim
-MOST_READING_LINES = 1500  # on the way of docs/reading.md through the code
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 NOTEBOOK = "notebook"  # in docs/: what was measured, with dates; the pages below it are made by commands
 GENERATED = (
     "reference/api_fields",
@@ -213,51 +210,10 @@ def exceeded(house: House) -> Iterator[tuple[str, int, int]]:
     measures = [
         ("words in docs/, without notebook and generated pages", house.words_to_read("docs")[1], MOST_WORDS),
         ("lines of README.md", house.readme_lines(), MOST_README_LINES),
-        ("lines to read on the way of docs/reading.md", sum(map(_length, stops(house.root))), MOST_READING_LINES),
     ]
     folders = Counter(module.path.parent.relative_to(house.root) for module in house.modules.values())
     measures += [(f"files in {folder}", count, MOST_FILES) for folder, count in sorted(folders.items())]
     yield from (measure for measure in measures if measure[1] > measure[2])
-
-
-class Stop(NamedTuple):
-    """A row of the table in docs/reading.md: what is read of a file."""
-
-    path: Path
-    has_all: bool
-    has_docstring: bool
-    names: list[str]  # `function`, `TABLE`, `Class` or `Class.method`
-
-
-def stops(root: Path) -> Iterator[Stop]:
-    """Yield the rows of the page's table."""
-    page = (root / "docs" / "reading.md").read_text(encoding="utf-8")
-    for path, read in re.findall(r"^\| \d+ \| `([^`]+)` \| ([^|]+) \|", page, re.MULTILINE):
-        yield Stop(root / path, read.strip() == "all", "docstring" in read, re.findall(r"`([\w.]+)`", read))
-
-
-def definition(tree: ast.AST, name: str) -> ast.stmt | None:
-    """Return the class, function or table of this name, a method as `Class.method`."""
-    first, _, rest = name.partition(".")
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, DEFINITIONS) and node.name == first:
-            return definition(node, rest) if rest else node
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name:
-            return node
-    return None
-
-
-def _num_lines(node: ast.stmt) -> int:
-    return (node.end_lineno or node.lineno) - node.lineno + 1
-
-
-def _length(stop: Stop) -> int:
-    text = stop.path.read_text(encoding="utf-8")
-    if stop.has_all:
-        return len(text.splitlines())
-    tree = ast.parse(text)
-    found = [node for name in stop.names if (node := definition(tree, name)) is not None]
-    return sum(map(_num_lines, found)) + (_num_lines(tree.body[0]) if stop.has_docstring else 0)
 
 
 def _loads(tree: ast.Module) -> Iterator[str]:

@@ -14,7 +14,7 @@ import pytest
 import draw_peers
 import reference_pages
 from alignedserve.config.config import every_setting
-from tests.house.test_folders import PARTS, ROOT
+from tests.house import PARTS, ROOT
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
@@ -125,7 +125,7 @@ def _named_paths(page: Path) -> Iterator[str]:
 
 
 def test_paths_in_a_page_exist() -> None:
-    named = ((str(page.relative_to(ROOT)), path) for page in PAGES for path in _named_paths(page))
+    named = ((str(page.relative_to(ROOT)), path) for page in _of_today() for path in _named_paths(page))
     assert [(page, path) for page, path in named if not (ROOT / path).exists()] == []
 
 

@@ -11,7 +11,7 @@ from alignedserve.config.topology import Topology
 from alignedserve.core import Estimate
 from alignedserve.lab.loads.workload import Workload
 from alignedserve.lab.simulator.machines.faults import Kill
-from alignedserve.lab.simulator.machines.world import Witness
+from alignedserve.lab.simulator.machines.process import Witness
 from alignedserve.lab.simulator.predicting import Knowledge, knowledge_of
 from alignedserve.lab.simulator.run import ModelledRouterHands, Simulation
 from alignedserve.lab.simulator.settings import Settings

@@ -127,7 +127,7 @@ def test_a_prediction_moves_no_plan_of_steps() -> None:
     worker = decode_core(WorkerSetup(LIMITS, Policy()))
     document = replace(A, service=ServiceClass.BE)
     worker.handle(said("router", Prefill(document)), 0.0)
-    [running] = [*worker.here.queue.waiting, *worker.here.occupants()]
+    [running] = [*worker.queue.waiting, *worker.here.occupants()]
     before = running.promise.due_at(0.0)
     worker.handle(said("router", told("a", 2)), 0.0)
     assert running.promise.due_at(0.0) == before
