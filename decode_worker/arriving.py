@@ -14,7 +14,7 @@ from alignedserve.scheduling.policy import Grouping, Room
 from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.requests import PRESENT
 from alignedserve.worker.setup import running_of
-from alignedserve.worker.step.moves import JoinCandidate
+from alignedserve.worker.step.request import JoinCandidate
 from alignedserve.worker.step.states import State
 
 _STOCK = 8  # with 64 seats, 8 candidates wait to join as others end

@@ -15,8 +15,7 @@ from alignedserve.protocol.messages import Decline
 from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.slo import Rank, Standing, Work
 from alignedserve.worker.part import Worker, WorkerPart
-from alignedserve.worker.step.moves import JoinCandidate
-from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.request import JoinCandidate, WorkerRequest
 from alignedserve.worker.step.states import State
 
 

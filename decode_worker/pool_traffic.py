@@ -13,7 +13,7 @@ here, requests that have run their prompts wait for pages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from alignedserve.core import FinishReason, ServiceClass, units_for
 from alignedserve.explain.decisions import Kind
@@ -25,9 +25,6 @@ from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.pool import Copy
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
-
-if TYPE_CHECKING:
-    from alignedserve.decode_worker.leaving import Leaving  # which writes pages too
 
 
 class PageWriting(WorkerPart):
@@ -248,6 +245,14 @@ _SWAPPED_SHARE = 2  # the same where requests take memory from others of lower l
 _KEPT_SHARE = 8  # of the device's memory, answers hold an eighth at most while they are copied beside the steps
 
 
+class LeavingRequests(Protocol):
+    """What is needed of the requests that leave (leaving.py), whose pages are written here."""
+
+    def has_use_for_pages(self) -> bool: ...
+
+    def lacks_pages(self) -> WorkerRequest | None: ...
+
+
 class PagesToWrite(WorkerPart):
     """Chooses full pages of requests that go to the pool, mostly beside the steps, and asks for pages to have at hand.
 
@@ -260,7 +265,7 @@ class PagesToWrite(WorkerPart):
     ahead, and all requests will leave.
     """
 
-    def __init__(self, worker: Worker, writing: PageWriting, leaving: Leaving) -> None:
+    def __init__(self, worker: Worker, writing: PageWriting, leaving: LeavingRequests) -> None:
         super().__init__(worker)
         limits, policy, memory = self._limits, self._policy, self._memory
         self._page_size, self._writing, self._lease = limits.page_size, writing, self._writer.lease

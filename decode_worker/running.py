@@ -20,6 +20,7 @@ Prompts of chats need not wait on a CPU, where the step in flight can pause for 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 
 from alignedserve.core import Chunk, Decode, FinishReason, PreemptionCause, StepPlan
@@ -391,7 +392,7 @@ class StepEnd(WorkerPart):
         released = self._give_tokens(plan, event, now - seconds - ended.paused_s, now)
         self._outputs.steps_ended(ended.all_to)
         # Behind the step in flight, and before whatever is ordered for the blocks that come free.
-        folds = self._memory.folding.trim(self._writing.awaits)
+        folds = self._memory.folding.trim(self._writing.awaits, partial(self._queue.lacks_memory, only_rt=False))
         return [*released, *folds, *self._outputs.flush()]
 
     def _give_tokens(self, plan: StepPlan, done: StepDone, began_at: float, now: float) -> list[Command]:

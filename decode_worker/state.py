@@ -26,7 +26,7 @@ from alignedserve.decode_worker.pool_traffic import PagesToWrite, PageWriting
 from alignedserve.decode_worker.running import StepEnd, Stepping
 from alignedserve.protocol import events, messages
 from alignedserve.protocol.commands import Command, Send
-from alignedserve.worker.arriving import Arrivals, PromptQueue
+from alignedserve.worker.arriving import Arrivals
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
@@ -35,6 +35,7 @@ from alignedserve.worker.owners import Outputs
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.part import Act, Events, FormPart, Forms, Repeats, Worker
 from alignedserve.worker.pool import PageWriter, PoolLink
+from alignedserve.worker.prompt_queue import PromptQueue
 from alignedserve.worker.reporting import RouterLink
 from alignedserve.worker.requests import PRESENT, Requests
 from alignedserve.worker.scheduler import Scheduler
@@ -138,9 +139,9 @@ class DecodeCore:
             self.pace.make_no_pauses()
         # Beside steps only KV that stays in place can be copied.
         memory.copies_beside = setup.copies_beside and memory.keeps_places
-        here.queue = PromptQueue(here, memory, self.log.decisions)
+        self.queue = PromptQueue(here, memory, self.log.decisions)
         self.owners = Outputs(setup.energy_source)
-        worker = Worker(here, memory, pool, self.log)
+        worker = Worker(here, self.queue, memory, pool, self.log)
         # Ways to leave
         self.writing = PageWriting(worker, self.owners)
         self.offering = Offering(worker, self.owners)

@@ -14,8 +14,8 @@ from alignedserve.scheduling.levels import InLine, level_of, shortest_wait_first
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import Standing
 from alignedserve.worker.scheduler import NO_LIMIT, Levels
+from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import StepContext
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 

@@ -12,8 +12,9 @@ from alignedserve.papers.fcfs import FirstCome
 from alignedserve.scheduling.levels import FIRST_BOUND, LEVELS, STEP_PROMPT
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.scheduler import NO_LIMIT, Levels
+from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import PlannedStep, RanStep, StepContext, StepView
+from alignedserve.worker.step.view import PlannedStep, RanStep, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 

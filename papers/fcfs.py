@@ -19,10 +19,11 @@ from alignedserve.papers.policy import PaperPolicy
 from alignedserve.papers.wrapping import Wrapping
 from alignedserve.scheduling.policy import Chunking, Policy
 from alignedserve.worker.scheduler import NO_LIMIT, Scheduler
+from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.ranks import of_old_batch
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import chunk_of
-from alignedserve.worker.step.view import PlannedStep, RanStep, StepContext, StepView, all_of
+from alignedserve.worker.step.view import PlannedStep, RanStep, StepView, all_of
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 

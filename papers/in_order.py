@@ -14,10 +14,11 @@ from alignedserve.schedulers.aligned import (
     waiting_in_order,
 )
 from alignedserve.worker.scheduler import Scheduler
+from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.ranks import in_turn, ranked
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import StepBuilder, all_decodes
-from alignedserve.worker.step.view import PlannedStep, StepAhead, StepContext, StepView
+from alignedserve.worker.step.view import PlannedStep, StepAhead, StepView
 
 
 class InOrder(Scheduler):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from alignedserve.worker.scheduler import Scheduler
+from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import PlannedStep, RanStep, StepAhead, StepContext, StepView, all_of
+from alignedserve.worker.step.view import PlannedStep, RanStep, StepAhead, StepView, all_of
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 

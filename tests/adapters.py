@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from alignedserve.architectures.adapters.lora import read_lora
 from alignedserve.architectures.families.model_config import read_config
-from alignedserve.architectures.lora import read_lora
 from alignedserve.core import Adapter
 from tests.reference import load
 

@@ -34,7 +34,7 @@ OF_FOLDERS: Mapping[str, tuple[str, ...]] = {
     "alignedserve/dashboard": ("tests/dashboard/test_page.py", "tests/end_to_end/test_dashboard.py"),
     "alignedserve/gateway": ("tests/dashboard/test_page.py", "tests/gateway/test_app.py"),
 }
-OF_ALL = ("tests/house/test_pages.py", "tests/house/test_structure.py")
+OF_ALL = ("tests/house/test_pages.py", "tests/house/test_circles.py")
 
 
 class Deadline:

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from alignedserve.engine.device.ranks import RankLink, Team, TeamLinks
+from alignedserve.engine.device.rank_link import RankLink, TeamLinks
+from alignedserve.engine.device.ranks import Team
 
 LIMIT_S = 120.0
 _Pairs = dict[tuple[int, int, str], tuple[socket.socket, socket.socket]]

@@ -6,7 +6,8 @@ import socket
 
 import torch
 
-from alignedserve.engine.device.ranks import RankLink, Team, TeamLinks
+from alignedserve.engine.device.rank_link import RankLink, TeamLinks
+from alignedserve.engine.device.ranks import Team
 
 
 def links_of(size: int) -> list[dict[int, RankLink]]:

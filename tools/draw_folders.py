@@ -3,7 +3,7 @@
     python tools/draw_folders.py    prints it; `make site` puts it into the site (tools/reference_pages.py)
 
 Sources are parsed and never imported; imports inside functions count. There are layers because no folders import each
-other in a circle, which tests/house/test_structure.py holds.
+other in a circle, which tests/house/test_circles.py holds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ PROGRAMS = ROOT / "lab" / "benchmarks"  # they run in a checkout, and nothing is
 PLAN = """
 ## Floor plan
 
-A folder imports folders of lower lines only, and no folders import each other in a circle.
+A folder imports folders of lower lines only, and no folders import each other in a circle
+(`tests/house/test_circles.py`). Workers and the pool never import the router: they answer with events.
 """
 WIDTH = 100  # characters of a line
 

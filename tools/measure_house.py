@@ -7,7 +7,8 @@ The sources are parsed and never imported, so the same script measures older com
     python tools/measure_house.py --list           also each colliding class name, with its files
     python tools/measure_house.py --warn           a line for each measure that is exceeded, and nothing else
 
-What breaks people is tested (tests/house): links, circles of imports, cores that do IO.
+What breaks people is tested (tests/house): circles of imports, cores that do IO or load many files, second writers of
+a field, long functions.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 config.py        what the engine needs to know of every model
 given.py         a config.json, each key checked when it is read
 kv_dtype.py      how K and V are kept on the device
-lora.py          the adapters (LoRA) of a folder, checked against the model
 model_source.py  finds the folder of a model from the name that a user gives
 named_models.py  models by name that package indexes carry, such as smollm2
 ollama_names.py  the hub ids of models that people know by their names in Ollama

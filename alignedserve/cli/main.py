@@ -151,12 +151,12 @@ _COMMANDS = {
 
 # Likewise the lab's commands (lab/cli).
 _LAB = {
-    "bench": ("benching", "put a load on any OpenAI-compatible server, and measure it"),
-    "simulate": ("simulating", "run a workload through a deployment in virtual time"),
-    "promise": ("simulating", "show what people get who ask at once, before anything is served"),
-    "plan": ("simulating", "find the cheapest deployment that keeps its promises, by simulations"),
-    "reproduce": ("simulating", "run the figures of papers, beside what the papers say"),
-    "fuzz": ("simulating", "inject faults into simulated deployments, and check their invariants"),
+    "bench": ("commands", "put a load on any OpenAI-compatible server, and measure it"),
+    "simulate": ("commands", "run a workload through a deployment in virtual time"),
+    "promise": ("commands", "show what people get who ask at once, before anything is served"),
+    "plan": ("commands", "find the cheapest deployment that keeps its promises, by simulations"),
+    "reproduce": ("commands", "run the figures of papers, beside what the papers say"),
+    "fuzz": ("commands", "inject faults into simulated deployments, and check their invariants"),
 }
 
 

@@ -48,6 +48,7 @@ from alignedserve.shell.event_loop import run_loop
 from alignedserve.shell.listener import ask_for, bind, port_name
 from alignedserve.shell.loop_watch import LoopWatch
 from alignedserve.shell.part import OnStart, Part
+from alignedserve.sizing.capacity import Capacity
 from alignedserve.store.storage import LazyStorage, holder_of, is_on
 from alignedserve.text.text_model import TextModel
 from alignedserve.tracing.traces import traces_to
@@ -215,6 +216,24 @@ def _listed(origins: str | None) -> tuple[str, ...] | None:
     return None if origins is None else tuple(filter(None, map(str.strip, origins.split(","))))
 
 
+def _settings_of(part: Part, keys_file: KeysFile, capacity: Capacity) -> GatewaySettings:
+    server = part.config.server
+    return GatewaySettings(
+        served_model_names=part.config.model_names,
+        max_model_len=capacity.max_model_len,
+        keys=keys_file.ring,
+        is_exposed=not is_loopback(server.host),
+        cors_origins=_listed(server.cors_origins),
+        names=(server.host, socket.gethostname()),
+        metrics_prefix=server.metrics_prefix,
+        body_limit_bytes=body_limit_bytes(part.config),
+        slo=part.config.slo,
+        prices=Prices.from_config(part.config),
+        at_once=max(1, capacity.limits.max_batch // 2),
+        scale={role.value: str(num_workers) for role, num_workers in part.config.scale.ranges.items()},
+    )
+
+
 def run(part: Part, on_start: OnStart) -> None:
     server, jobs, spec = part.config.server, part.config.jobs, part.spec
     # On a machine without the launcher it binds one itself.
@@ -228,22 +247,8 @@ def run(part: Part, on_start: OnStart) -> None:
         log.info("answers come without their reasoning, which is read as that of %s", text.reasoning.name)
     owner = Owner(part)
     keys_file = KeysFile(server.api_key, server.keys_file)
-    names = part.config.model_names
-    name = names[0]
-    settings = GatewaySettings(
-        served_model_names=names,
-        max_model_len=capacity.max_model_len,
-        keys=keys_file.ring,
-        is_exposed=not is_loopback(server.host),
-        cors_origins=_listed(server.cors_origins),
-        names=(server.host, socket.gethostname()),
-        metrics_prefix=server.metrics_prefix,
-        body_limit_bytes=body_limit_bytes(part.config),
-        slo=part.config.slo,
-        prices=Prices.from_config(part.config),
-        at_once=max(1, capacity.limits.max_batch // 2),
-        scale={role.value: str(num_workers) for role, num_workers in part.config.scale.ranges.items()},
-    )
+    name = part.config.model_names[0]
+    settings = _settings_of(part, keys_file, capacity)
     traces = traces_to(server.otlp_endpoint, name)
     holder = holder_of(spec.deployment, spec.name, part.incarnation, name, settings.keys.digest)
     storage = LazyStorage(jobs, holder) if is_on(jobs) else None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import partial
@@ -117,6 +117,22 @@ def make_app(
     routes = _Routes(app, starter, docs_page(described))
     app.state.dashboard = dashboard = Dashboard(starter.whole, metrics.log, routes.head, settings.stalled_client_s)
     app.state.end_revoked = lambda: calls.end_revoked(settings.keys)
+    own = ResponseRoutes(starter, keeper or ResponseKeeper(None, JobsConfig())).routes, job_routes
+    for scopes, table in _tables(starter, routes, described, dashboard, *own):
+        for method, path, answer in table:
+            app.add_route(path, _restrict(scopes, answer, settings) if scopes else answer, methods=[method])
+    return app
+
+
+def _tables(
+    starter: Starter,
+    routes: _Routes,
+    described: Mapping[str, Any],
+    dashboard: Dashboard,
+    responses: Sequence[HttpRoute],
+    jobs: Sequence[HttpRoute],
+) -> tuple[tuple[tuple[Scope, ...], Sequence[HttpRoute]], ...]:
+    """Return the routes, with the scopes of which a key needs one."""
     unscoped = (
         ("GET", "/", routes.front),
         ("GET", "/docs", routes.docs),
@@ -136,7 +152,7 @@ def make_app(
         ("POST", "/detokenize", partial(routes.convert, DetokenizeRequest, detokenize)),
         ("GET", "/openapi.json", _always(JSONResponse, described)),
         ("GET", "/version", routes.version),
-        *ResponseRoutes(starter, keeper or ResponseKeeper(None, JobsConfig())).routes,
+        *responses,
         *MessageRoutes(starter).routes,
         *LlamaRoutes(starter).routes,
         *VectorRoutes(starter).routes,
@@ -146,18 +162,14 @@ def make_app(
         ("POST", "/v1/unload_lora_adapter", routes.unload_adapter),
     )
     told_of_all = *dashboard.routes, ("GET", f"{PAGE}/requests/{{id}}", starter.explaining.of_anybody)
-    tables: tuple[tuple[tuple[Scope, ...], Sequence[HttpRoute]], ...] = (
+    return (
         ((), unscoped),
         ((Scope.GENERATE,), generating),
         ((Scope.ADAPTERS,), changing),
         ((Scope.METRICS, Scope.DASHBOARD), (("GET", "/metrics", routes.metrics),)),
         ((Scope.DASHBOARD,), told_of_all),
-        ((Scope.BATCH,), job_routes),
+        ((Scope.BATCH,), jobs),
     )
-    for scopes, table in tables:
-        for method, path, answer in table:
-            app.add_route(path, _restrict(scopes, answer, settings) if scopes else answer, methods=[method])
-    return app
 
 
 T = TypeVar("T")

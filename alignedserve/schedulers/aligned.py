@@ -25,10 +25,11 @@ from alignedserve.schedulers.near_lengths import NearLengths
 from alignedserve.scheduling.policy import Chunking, Grouping, Policy
 from alignedserve.scheduling.slo import Late, Rank
 from alignedserve.worker.scheduler import NO_LIMIT, Scheduler
+from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.ranks import DecodeOrder, RankedRequests, in_turn, last_of_old
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds, StepBuilder, all_decodes
-from alignedserve.worker.step.view import PlannedStep, StepAhead, StepContext, StepView, estimate_of, hosts_of
+from alignedserve.worker.step.view import PlannedStep, StepAhead, StepView, estimate_of, hosts_of
 from alignedserve.worker.step.waiting_prompts import Ranked, WaitingPrompts
 
 # The worth of a first token in time, as late gaps between tokens: of chats without a late gap so far, and of any chat.

@@ -13,7 +13,6 @@ from alignedserve.scheduling.form_rules import Cache as Cache
 from alignedserve.scheduling.form_rules import FormOptions
 from alignedserve.scheduling.form_rules import Layout as Layout
 from alignedserve.scheduling.levels import AGE_S
-from alignedserve.scheduling.offered import of_papers, offered
 from alignedserve.scheduling.orders import Ordering
 from alignedserve.scheduling.slo import Late
 
@@ -81,6 +80,8 @@ def rules_of(scheduler: str) -> SchedulerRules:
     """Return what other parts know of the scheduler of this name. Raises ConfigError."""
     if scheduler == ALIGNED:
         return _ALIGNED
+    from alignedserve.scheduling.offered import of_papers, offered  # here: most deployments look for none
+
     papers = of_papers("rules")
     if papers is not None and scheduler in papers.RULES:
         found: SchedulerRules = papers.RULES[scheduler]
@@ -178,7 +179,7 @@ class Policy(FormOptions):
 
 def _unfit(option: str, value: Any, other: str, given: Any, fitting: Sequence[Any]) -> str:
     wanted = " or ".join(map(_said, fitting))
-    return f"{option} {_said(value)} goes not with {other} {_said(given)}: set {other} to {wanted}"
+    return f"{option} {_said(value)} cannot be used with {other} {_said(given)}: set {other} to {wanted}"
 
 
 def _said(option: Any) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from alignedserve.text.calls.formats import CallFormat
 from alignedserve.text.calls.layouts import GrammarWriter
-from alignedserve.text.calls.scanning import Schema
+from alignedserve.text.calls.values import Schema
 from alignedserve.text.syntax import JSON_SPACES, closed, lark_syntax
 
 _OPTIONS = {"x-guidance": {"whitespace_pattern": JSON_SPACES, "lenient": False, "coerce_one_of": False}}

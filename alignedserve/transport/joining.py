@@ -28,7 +28,8 @@ from typing import TypeAlias
 import torch
 
 from alignedserve.engine.device.groups import BrokenGroup
-from alignedserve.engine.device.ranks import SHORT, RankLink, Team, TeamLinks
+from alignedserve.engine.device.rank_link import SHORT, RankLink, TeamLinks
+from alignedserve.engine.device.ranks import Team
 from alignedserve.errors import RankLost
 from alignedserve.protocol.messages import rank_suffix
 from alignedserve.shell.control import private_socket

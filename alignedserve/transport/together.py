@@ -16,7 +16,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from alignedserve.engine.device.ranks import SHORT, RankLink, Team
+from alignedserve.engine.device.rank_link import SHORT, RankLink
+from alignedserve.engine.device.ranks import Team
 from alignedserve.errors import RankLost
 from alignedserve.protocol.commands import SendKv
 from alignedserve.protocol.events import KvReceived, KvSent

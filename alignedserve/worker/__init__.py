@@ -7,6 +7,7 @@ part.py         What parts have in common: the verbs that concern all of them.
 requests.py     The requests on a worker by their states: the one place that takes a request from state to state.
 candidates.py   The requests that join as soon as there is room, and the batch that runs (AlignedServe §3.4).
 arriving.py     Requests that come: prompts, predicted lengths, what the pool has of prompts, the queue for seats.
+prompt_queue.py  The prompts that wait for a seat.
 steps.py        How long waiting prompts will take, by the steps before, and trials while the worker is idle.
 in_flight.py    The ordered steps that have not ended: one; or two where a step is planned ahead, or runs in a pause of
                 another.

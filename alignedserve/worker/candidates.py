@@ -19,16 +19,12 @@ always filled up would never end. The worker alone decides which requests are re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Protocol
 
 from alignedserve.protocol.messages import Attempt, Member
-from alignedserve.worker.step.moves import JoinCandidate
-from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.request import JoinCandidate, WorkerRequest
 from alignedserve.worker.step.states import State
-
-if TYPE_CHECKING:
-    from alignedserve.worker.requests import Requests  # which has candidates as all other requests
 
 LEAST_WIDTH = 256  # tokens: a spread that costs a step next to nothing
 _WEIGHT = 0.1  # of the newest join in the mean
@@ -36,10 +32,25 @@ _GROWN = 64  # tokens by which members may have grown since the pool heard of th
 _MOST_RECEIVED = 1000  # attempts that are remembered, for a sender that believes that KV never arrived
 
 
+class AllRequests(Protocol):
+    """What is needed of all requests on a worker, which have these candidates (requests.py)."""
+
+    @property
+    def coming(self) -> list[JoinCandidate]: ...
+
+    def among(self, state: State) -> Collection[WorkerRequest]: ...
+
+    def find_attempt(self, attempt: Attempt, *states: State) -> WorkerRequest | None: ...
+
+    def move(self, running: WorkerRequest, state: State) -> None: ...
+
+    def put_last(self, running: WorkerRequest) -> None: ...
+
+
 class Candidates:
     """The requests in State.CANDIDATE, there in the order of joining: candidate requests, then the batch."""
 
-    def __init__(self, here: Requests) -> None:
+    def __init__(self, here: AllRequests) -> None:
         self._here, self._all = here, here.among(State.CANDIDATE)
         self.peers: dict[str, Member] = {}  # name -> worker that KV goes to and from directly
         self._arranged_in: int | None = None  # the step in which the candidate requests were last put in order

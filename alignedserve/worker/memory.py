@@ -27,11 +27,12 @@ from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.scheduler import NO_LIMIT, Scheduler
 from alignedserve.worker.step.blocks import Blocks, NamedBlocks, add_blocks, keep_as, lose_kv, take_blocks
+from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.device_pages import DevicePages, NextPages
 from alignedserve.worker.step.ranks import as_they_leave, in_order
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import PackedSeating, RecentNeed, Seating
-from alignedserve.worker.step.view import PlannedStep, StepContext
+from alignedserve.worker.step.view import PlannedStep
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from alignedserve.worker.windows import Dropping, Folding
 

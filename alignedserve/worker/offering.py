@@ -19,8 +19,7 @@ from alignedserve.protocol.messages import Attempt, Decline, Member, Pull, holde
 from alignedserve.scheduling.policy import Handoff
 from alignedserve.worker.owners import Outputs
 from alignedserve.worker.part import Worker, WorkerPart
-from alignedserve.worker.step.moves import Departure
-from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.request import Departure, WorkerRequest
 from alignedserve.worker.step.states import State
 
 MOST_BROKEN, BROKEN_S = 3, 60.0  # transfers that fail in this time: then KV goes another way, if possible

@@ -16,8 +16,9 @@ from alignedserve.cost.fit import OnlineCost
 from alignedserve.cost.model import CostModel, Shape
 from alignedserve.scheduling.slo import RecentSteps, StepTimes
 from alignedserve.worker.setup import WorkerSetup
+from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import StepContext, shape_of
+from alignedserve.worker.step.view import shape_of
 
 COUNTED = 20
 LONGEST_S, SHORTEST_S = 60.0, 10.0  # without a prompt, before none is expected: prompts may come in bursts

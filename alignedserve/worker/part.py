@@ -17,6 +17,7 @@ from alignedserve.protocol.messages import Missed
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.prompt_queue import PromptQueue
 from alignedserve.worker.requests import Requests
 
 REFRESH_S = 5.0  # after which a worker repeats what was not answered
@@ -87,6 +88,7 @@ class Worker:
     """What every part of a worker's core reads and changes."""
 
     here: Requests
+    queue: PromptQueue  # takes prompts to State.WAITING
     memory: PlainMemory
     pool: PoolLink
     log: WorkerLog
@@ -98,7 +100,7 @@ class WorkerPart(CorePart):
     def __init__(self, worker: Worker) -> None:
         self._here, self._memory, self._pool, self._log = worker.here, worker.memory, worker.pool, worker.log
         here, memory, pool, log = worker.here, worker.memory, worker.pool, worker.log
-        self._queue, self._candidates, self._batch = here.queue, here.candidates, here.batch
+        self._queue, self._candidates, self._batch = worker.queue, here.candidates, here.batch
         self._limits, self._steps, self._scheduler = memory.limits, memory.steps, memory.scheduler
         self._pace, self._policy, self._pages = memory.pace, memory.pace.policy, memory.pages
         self._holds, self._writer = pool.holds, pool.writer

@@ -8,20 +8,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain, count
-from typing import TYPE_CHECKING
 
 from alignedserve.core import Chunk
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Attempt
 from alignedserve.worker.candidates import Candidates, RunningBatch
-from alignedserve.worker.step.moves import Departure, JoinCandidate
 from alignedserve.worker.step.ranks import DecodeOrder
-from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.request import Departure, JoinCandidate, WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
-
-if TYPE_CHECKING:
-    from alignedserve.worker.arriving import PromptQueue  # which takes requests from here
 
 _ABSENT = (State.NEW, State.KEPT, State.ABANDONED, State.GONE)
 PRESENT = tuple(state for state in State if state not in _ABSENT)  # as the router knows them
@@ -33,7 +28,6 @@ _CHANGING = (State.JOINING, State.FETCHING, State.RECEIVING, State.DEPARTING, St
 class Requests:
     """The requests of each state are in order of arrival there. Requests in a step are found by name."""
 
-    queue: PromptQueue  # takes prompts to State.WAITING
     waiting: WaitingPrompts  # the requests in State.WAITING, in the order of service too
     order: DecodeOrder  # of decodes, where a step has too few places for all
     drop: Callable[[str, int], list[Command]]  # forgets a request up to an attempt, in any state

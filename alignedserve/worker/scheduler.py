@@ -17,9 +17,10 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from alignedserve.scheduling.policy import Policy, SchedulerRules
+from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds, StepBuilder
-from alignedserve.worker.step.view import PlannedStep, RanStep, StepAhead, StepContext, StepView
+from alignedserve.worker.step.view import PlannedStep, RanStep, StepAhead, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 NO_LIMIT = 1 << 30  # requests in a step

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from alignedserve.core import Fold, FoldKv
+from alignedserve.core import Fold, FoldKv, WorkerLimits
 from alignedserve.protocol.commands import Command
 from alignedserve.worker.pool import PageWriter
 from alignedserve.worker.requests import Requests
-from alignedserve.worker.step.blocks import drop_beginning, fold_blocks, num_folded
+from alignedserve.worker.step.blocks import Blocks, drop_beginning, fold_blocks, num_folded
 from alignedserve.worker.step.request import WorkerRequest
 
-if TYPE_CHECKING:
-    from alignedserve.worker.memory import PlainMemory  # which has a Dropping and a Folding
+
+class DeviceMemory(Protocol):
+    """What is needed of the memory that has a Dropping and a Folding (memory.py)."""
+
+    limits: WorkerLimits
+    blocks: Blocks
+
+    @property
+    def num_free(self) -> int: ...
+
+    def spare(self, blocks: tuple[int, ...]) -> None: ...
+
+    def take(self, count: int) -> tuple[int, ...] | None: ...
 
 
 class Dropping:
@@ -27,7 +38,7 @@ class Dropping:
     names.
     """
 
-    def __init__(self, memory: PlainMemory, writer: PageWriter) -> None:
+    def __init__(self, memory: DeviceMemory, writer: PageWriter) -> None:
         self._memory, self._writer = memory, writer
         self._unread = memory.limits.unread
         self.is_on = memory.limits.reach is not None
@@ -74,19 +85,19 @@ class Folding:
     what the pool has on.
     """
 
-    def __init__(self, memory: PlainMemory, here: Requests, writer: PageWriter, fold: Fold | None) -> None:
+    def __init__(self, memory: DeviceMemory, here: Requests, writer: PageWriter, fold: Fold | None) -> None:
         self._size, self._here, self._memory, self._writer = memory.limits.block_size, here, memory, writer
         self._fold = fold
 
-    def trim(self, awaits_pool: Callable[[WorkerRequest], bool]) -> list[Command]:
+    def trim(self, awaits_pool: Callable[[WorkerRequest], bool], lacks_memory: Callable[[], bool]) -> list[Command]:
         """Fold blocks of the decodes here, at most MOST_FOLDS blocks after one step; return the command for that.
 
-        `awaits_pool` says whether pages of a request are still to be copied to the pool."""
+        `awaits_pool` says whether pages of a request are still to be copied to the pool, `lacks_memory` whether a
+        prompt waits for memory."""
         if self._fold is None:
             return []
-        folds, left, queue = list[tuple[int, ...]](), tuple[int, ...](), self._here.queue
-        # A prompt waits for memory, or decodes may soon lack some.
-        is_short = self._memory.num_free < len(self._here.residents) or queue.lacks_memory(only_rt=False)
+        folds, left = list[tuple[int, ...]](), tuple[int, ...]()
+        is_short = self._memory.num_free < len(self._here.residents) or lacks_memory()  # or decodes may soon lack some
         for running in self._here.residents.values():
             is_wanted = is_short or not awaits_pool(running)
             while len(folds) < MOST_FOLDS and is_wanted and self._is_due(running, self._fold):

@@ -17,7 +17,7 @@ namespace ISA {
 static thread_local Scratch scratch;
 
 constexpr int64_t PANEL = 64;       // outputs of a panel of B; adapters.py has the same number
-constexpr int64_t MOST_PAIRS = 128; // of ranks of a part; architectures/lora.py has the same number of ranks
+constexpr int64_t MOST_PAIRS = 128; // of ranks of a part; engine/adapters/lora.py has the same number of ranks
 constexpr int64_t MOST_ROWS = 256;  // rows that are gathered at a time: they stay in the second cache
 
 // Registers: sums of B_ROWS rows of x by B_VECTORS vectors of outputs.

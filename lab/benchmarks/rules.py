@@ -48,9 +48,9 @@ from alignedserve.scheduling import dues
 from alignedserve.scheduling.levels import Level
 from alignedserve.worker.pace import ArrivalForecast
 from alignedserve.worker.scheduler import Scheduler
+from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.device_pages import NextPages
 from alignedserve.worker.step.seating import RecentNeed
-from alignedserve.worker.step.view import StepContext
 
 Function = Callable[..., Any]
 

@@ -38,7 +38,7 @@ from alignedserve.lab.bench.page import page
 from alignedserve.lab.bench.player import Player
 from alignedserve.lab.bench.report import ErrorCount, MeasuredRun, joined
 from alignedserve.lab.bench.wording import AnyWording, IdWording, StreamWordings, WordWording
-from alignedserve.lab.cli.benching import BenchOptions
+from alignedserve.lab.cli.flags import BenchOptions
 from alignedserve.lab.loads.records.distribution import ratio
 from alignedserve.lab.loads.records.records import RunRecord
 from alignedserve.lab.loads.workload import Arrival, Load, Mixture

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from alignedserve.cli.terminal.arguments import check_writable
-from alignedserve.lab.cli.simulating import WhatIsFuzzed
+from alignedserve.lab.cli.flags import WhatIsFuzzed
 from alignedserve.lab.fuzzing.fuzz import FuzzVerdict, attempt, record
 from alignedserve.lab.fuzzing.recording import first_difference, read_scenario, repeated, tell
 from alignedserve.lab.fuzzing.scenario import lines

@@ -19,7 +19,7 @@ from alignedserve.config.topology import Topology
 from alignedserve.core import ServiceClass
 from alignedserve.errors import ConfigError, ProfileError, SimulateError
 from alignedserve.interrupt import INTERRUPTED, hear_sigterm_as_ctrl_c
-from alignedserve.lab.cli.simulating import WhatIsPlanned
+from alignedserve.lab.cli.flags import WhatIsPlanned
 from alignedserve.lab.devices import devices
 from alignedserve.lab.loads.figures.tables import write
 from alignedserve.lab.loads.workload import Mixture

@@ -18,7 +18,7 @@ import alignedserve
 from alignedserve.cli.plotting import new_figure
 from alignedserve.errors import SimulateError, file_errors
 from alignedserve.interrupt import INTERRUPTED
-from alignedserve.lab.cli.simulating import WhatIsReproduced
+from alignedserve.lab.cli.flags import WhatIsReproduced
 from alignedserve.lab.processes import one_for_each_core, processes
 from alignedserve.lab.reports import plots
 from alignedserve.lab.reports.figures import RunFigures

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from alignedserve.cli.terminal.arguments import check_writable
 from alignedserve.errors import SimulateError, file_errors
-from alignedserve.lab.cli.simulating import WhatIsWritten, WhatRuns
+from alignedserve.lab.cli.flags import WhatIsWritten, WhatRuns
 from alignedserve.lab.fuzzing.recording import first_difference, read_trial, repeated, tell
 from alignedserve.lab.loads.figures.tables import write
 from alignedserve.lab.loads.records import record_file

@@ -52,8 +52,7 @@ from alignedserve.lab.fuzzing.waste import WasteWatch
 from alignedserve.lab.fuzzing.worker_views import blocks_of, kept_blocks, slots_of
 from alignedserve.lab.loads.records.records import RequestOutcome
 from alignedserve.lab.simulator.machines.faults import Forge
-from alignedserve.lab.simulator.machines.process import Process
-from alignedserve.lab.simulator.machines.world import Witness
+from alignedserve.lab.simulator.machines.process import Process, Witness
 from alignedserve.lab.simulator.run import Simulation
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, Deliver, ReceiveKv, Reject, RunStep, Send, SendKv
 from alignedserve.protocol.form_orders import CompressPage, CopySlots

@@ -28,7 +28,7 @@ from alignedserve.lab.fuzzing.scenario import Scenario, from_tree, to_tree
 from alignedserve.lab.fuzzing.typed_tree import WrongTree, typed
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.simulator.machines.clock import Agenda
-from alignedserve.lab.simulator.machines.world import Witness
+from alignedserve.lab.simulator.machines.process import Witness
 from alignedserve.protocol import commands
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Member, Message

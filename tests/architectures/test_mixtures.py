@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from alignedserve.architectures.adapters.lora import WEIGHTS, read_lora
 from alignedserve.architectures.families.llama import LlamaConfig
 from alignedserve.architectures.families.model_config import read_config
-from alignedserve.architectures.lora import WEIGHTS, read_lora
 from alignedserve.architectures.routing import Scores
 from alignedserve.errors import AdapterError, ConfigError, ModelError
 from tests.adapters import make_adapter

@@ -14,7 +14,7 @@ from alignedserve.cli import main as cli
 from alignedserve.cli.serving import config_of
 from alignedserve.errors import AlignedServeError
 from alignedserve.lab.loads.workload.spec import read_workload
-from tests.house.test_folders import ROOT
+from tests.house import ROOT
 from tests.house.test_pages import PAGES
 
 IN_CODE = re.compile(r"^(?: {4,})?(?:\$ )?(?:echo .* \| )?(?:\S*/)?alignedserve ([a-z]+ .*)$", re.MULTILINE)

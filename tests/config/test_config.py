@@ -216,12 +216,12 @@ _ON_RAY = {"launcher": "ray", "ray.address": "auto"}
     [
         (
             {"schedule.scheduler": "round_robin"},
-            "schedule: scheduler round_robin goes not with chunking slo: set chunking to none or fixed",
+            "schedule: scheduler round_robin cannot be used with chunking slo: set chunking to none or fixed",
         ),
         ({"schedule.scheduler": "backpack"}, "schedule.scheduler 'backpack' is not known: choose aligned, "),
         (
             {"schedule.scheduler": "apt_serve"},
-            "schedule: scheduler apt_serve goes not with chunking slo: set chunking to none or fixed",
+            "schedule: scheduler apt_serve cannot be used with chunking slo: set chunking to none or fixed",
         ),
         ({"kvpool.page_size": 24}, "kvpool.page_size must be a multiple of engine.block_size 16, not 24"),
         (
@@ -238,22 +238,22 @@ _ON_RAY = {"launcher": "ray", "ray.address": "auto"}
         ),
         (
             {"schedule.cache": "hybrid", "schedule.blocks": "bidirectional", "schedule.room": "growing"},
-            "schedule: blocks bidirectional goes not with cache hybrid: set cache to kv",
+            "schedule: blocks bidirectional cannot be used with cache hybrid: set cache to kv",
         ),
         (
             {"schedule.cache": "hybrid", "schedule.room": "chunks"},
-            "schedule: cache hybrid goes not with room chunks: set room to whole or growing",
+            "schedule: cache hybrid cannot be used with room chunks: set room to whole or growing",
         ),
         (
             {
                 "schedule.cache": "hybrid",
                 "schedule.scheduler": "fcfs",
             },
-            "schedule: scheduler fcfs goes not with cache hybrid: set cache to kv",
+            "schedule: scheduler fcfs cannot be used with cache hybrid: set cache to kv",
         ),
         (
             {"schedule.blocks": "bidirectional", "schedule.room": "whole"},
-            "schedule: blocks bidirectional goes not with room whole: set room to growing",
+            "schedule: blocks bidirectional cannot be used with room whole: set room to growing",
         ),
         (
             {
@@ -262,7 +262,7 @@ _ON_RAY = {"launcher": "ray", "ray.address": "auto"}
                 "schedule.scheduler": "mlfq",
                 "schedule.chunking": "fixed",
             },
-            "schedule: scheduler mlfq goes not with blocks bidirectional: set blocks to plain",
+            "schedule: scheduler mlfq cannot be used with blocks bidirectional: set blocks to plain",
         ),
         (
             {

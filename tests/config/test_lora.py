@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from alignedserve.architectures.adapters.lora import read_lora
 from alignedserve.architectures.families.model_config import read_config
-from alignedserve.architectures.lora import read_lora
 from alignedserve.cli.serving import add_serve, config_of
 from alignedserve.config.config import Config, dump, load, parse
 from alignedserve.errors import AdapterError, ConfigError

@@ -42,8 +42,7 @@ from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Layout, Policy, Room
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.setup import WorkerSetup
-from alignedserve.worker.step.moves import JoinCandidate
-from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.request import JoinCandidate, WorkerRequest
 from alignedserve.worker.step.states import State
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, next_attempt, request, said
 

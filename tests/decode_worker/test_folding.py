@@ -292,7 +292,7 @@ def test_what_the_pool_keeps_stays_kept_for_a_request_that_has_folded_before_it_
 def test_the_answer_of_a_request_that_has_folded_is_kept_for_others() -> None:
     worker = WithPool(num_blocks=100)
     worker.ask("a", 120, 25)
-    while worker.core.here.num_seated or worker.core.here.queue.waiting:
+    while worker.core.here.num_seated or worker.core.queue.waiting:
         worker.steps(1)
     assert worker.folds
     assert len(worker.copies[-1].tokens) == (120 + 25 - 1) // LIMITS.page_size * LIMITS.page_size

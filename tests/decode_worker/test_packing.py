@@ -29,10 +29,11 @@ from alignedserve.scheduling.slo import Late
 from alignedserve.worker.candidates import RunningBatch
 from alignedserve.worker.scheduler import Scheduler
 from alignedserve.worker.setup import WorkerSetup
+from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import RecentNeed
 from alignedserve.worker.step.step_builder import StepBuilder
-from alignedserve.worker.step.view import PlannedStep, RanStep, StepContext, StepView
+from alignedserve.worker.step.view import PlannedStep, RanStep, StepView
 from tests.conftest import examples
 from tests.samples import request
 from tests.worker.step.test_selection import NOW, TIMES, chat, document, moment, seating, select, waits

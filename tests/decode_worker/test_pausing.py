@@ -567,7 +567,7 @@ def test_a_chat_that_runs_behind_the_step_has_not_waited_for_it() -> None:
 def test_what_comes_in_a_step_has_not_waited_for_it_whether_it_pauses_or_not(when: str) -> None:
     bench = Bench()
     bench.comes(document("d", 350))
-    queue = bench.core.here.queue
+    queue = bench.core.queue
     if when == "before":
         bench.comes(document("e", 350))
     bench.comes(chat("a"))

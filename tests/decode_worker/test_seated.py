@@ -18,9 +18,10 @@ from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import Late, Rank, Standing, StepTimes, in_order
 from alignedserve.worker.scheduler import NO_LIMIT
+from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.ranks import DecodeOrder, RankedRequests
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import StepContext, StepView
+from alignedserve.worker.step.view import StepView
 from alignedserve.worker.step.waiting_prompts import Ranked, WaitingPrompts
 from tests.calls import calls_of
 from tests.conftest import examples

@@ -21,7 +21,8 @@ from alignedserve.config.config import Config
 from alignedserve.config.sections import EngineConfig
 from alignedserve.core import Chunk, Decode, KvForm, Sampling, Scoring, StepPlan, StepResult
 from alignedserve.engine.device import ranks
-from alignedserve.engine.device.ranks import ALONE, Team, TeamLinks
+from alignedserve.engine.device.rank_link import TeamLinks
+from alignedserve.engine.device.ranks import ALONE, Team
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import Step
 from alignedserve.engine.sampling.reading import Begun

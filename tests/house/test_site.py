@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.test_folders import ROOT
+from tests.house import ROOT
 
 pytest.importorskip("material", reason="`make setup` installs the extra docs")
 

@@ -25,7 +25,7 @@ from alignedserve.errors import FuzzError
 from alignedserve.forms.prefetch.decode_part import Prefetching
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.cli import fuzz as fuzz_command
-from alignedserve.lab.cli.simulating import WhatIsFuzzed
+from alignedserve.lab.cli.flags import WhatIsFuzzed
 from alignedserve.lab.fuzzing.fuzz import attempt, record
 from alignedserve.lab.fuzzing.invariants import Rule
 from alignedserve.lab.fuzzing.recording import Difference, first_difference, read_scenario
@@ -43,7 +43,7 @@ from alignedserve.lab.simulator.machines.faults import (
     StoreAway,
     TornWrite,
 )
-from alignedserve.lab.simulator.machines.world import Witness
+from alignedserve.lab.simulator.machines.process import Witness
 from alignedserve.lab.simulator.run import Simulation
 from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Command, Send

@@ -15,7 +15,7 @@ from alignedserve import progress
 from alignedserve.cli import main as cli
 from alignedserve.errors import SimulateError
 from alignedserve.lab.cli import reproduce
-from alignedserve.lab.cli.simulating import WhatIsReproduced
+from alignedserve.lab.cli.flags import WhatIsReproduced
 from alignedserve.lab.processes import processes
 from alignedserve.lab.reports.figure_rows import Better
 from alignedserve.lab.reports.figures import RunFigures

@@ -13,7 +13,7 @@ from alignedserve.lab.benchmarks.rules import DOCUMENTS, RULES, outcome, without
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import StepTimes
-from alignedserve.worker.step.view import StepContext
+from alignedserve.worker.step.context import StepContext
 
 
 @pytest.mark.parametrize("name", RULES)

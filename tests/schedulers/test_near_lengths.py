@@ -16,8 +16,9 @@ from alignedserve.schedulers.near_lengths import OF_IN_ORDER, split_by_length
 from alignedserve.schedulers.table import scheduler_of
 from alignedserve.scheduling.policy import Grouping, Policy
 from alignedserve.worker.scheduler import Scheduler
+from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import PlannedStep, StepAhead, StepContext, StepView, all_of
+from alignedserve.worker.step.view import PlannedStep, StepAhead, StepView, all_of
 from tests.conftest import examples
 from tests.worker.step.test_selection import NOW, TIMES, chat, document, seating, waits
 

@@ -63,7 +63,7 @@ def test_a_name_that_means_no_scheduler_is_refused(name: str, said: str) -> None
 
 def test_without_the_papers_ours_serves_and_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: Any = lambda _part: None  # noqa: E731
-    for home in ("scheduling.policy", "schedulers.table", "scheduling.offered"):
+    for home in ("schedulers.table", "scheduling.offered"):
         monkeypatch.setattr(f"alignedserve.{home}.of_papers", nothing)
     assert type(scheduler_of(Policy(), 8)).__name__ == "Aligned"
     with pytest.raises(ConfigError, match="'fcfs' is not known: choose aligned, or offer it"):

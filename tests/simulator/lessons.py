@@ -23,7 +23,7 @@ from alignedserve.lab.trials.building import settings_of
 from alignedserve.router.lengths import OutputLengths
 from alignedserve.scheduling.policy import Predictor
 from alignedserve.scheduling.sketch import sketch_of
-from tests.ratchets.requests import request
+from tests.simulator.requests import request
 
 MEANS = (25, 75, 225, 675)  # output of each kind, in tokens
 MOST = 2048

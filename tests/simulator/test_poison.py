@@ -13,7 +13,7 @@ from alignedserve.core import SUSPECT_DEATHS, Rejection, Role, WorkerLimits
 from alignedserve.lab.loads.records.records import RequestOutcome
 from alignedserve.lab.loads.workload import Workload
 from alignedserve.lab.simulator.machines.faults import Poison
-from alignedserve.lab.simulator.machines.world import Witness
+from alignedserve.lab.simulator.machines.process import Witness
 from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.simulator.settings import Settings
 from alignedserve.protocol.commands import Command, Send

@@ -10,7 +10,7 @@ import pytest
 from alignedserve.config.topology import Topology
 from alignedserve.core import Estimate
 from alignedserve.lab.loads.workload import Workload
-from alignedserve.lab.simulator.machines.world import Witness
+from alignedserve.lab.simulator.machines.process import Witness
 from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.simulator.settings import Settings
 from alignedserve.protocol.commands import Command, Send

@@ -15,8 +15,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from alignedserve.architectures.adapters.lora import LoraFiles, read_lora
 from alignedserve.architectures.config import ModelConfig
-from alignedserve.architectures.lora import LoraFiles, read_lora
 from alignedserve.core import Adapter
 from alignedserve.engine.adapters.layers import AdaptedLayer
 from alignedserve.errors import AdapterError

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
-from alignedserve.engine.device.ranks import SHORT, RankLink
+from alignedserve.engine.device.rank_link import SHORT, RankLink
 from alignedserve.errors import RankLost
 
 log = logging.getLogger("alignedserve.engine")

@@ -24,58 +24,17 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache, reduce
 from importlib import import_module
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from alignedserve.engine.device.groups import why_no_nccl
-from alignedserve.errors import ConfigError, RankGaveUp, RankLost
+from alignedserve.engine.device.rank_link import SHORT, RankLink, TeamLinks, lose
+from alignedserve.errors import ConfigError, RankGaveUp
 
 OTHER_RANK = "another rank of this worker cannot do it"
-SHORT = 1 << 16  # most bytes of a frame to rank 0: an address names the GPUs that it reaches
-_LENGTH = 8  # bytes of a frame's length
 _STEP = timedelta(seconds=60)  # how long a rank waits for another in the middle of a step
-
-
-class RankLink:
-    """A connection of two ranks, over which frames go. A wait has no limit: an idle worker sends nothing."""
-
-    def __init__(self, link: socket.socket) -> None:
-        """Take over a connection of the two."""
-        self.socket = link
-        link.settimeout(None)
-
-    def tell(self, frame: bytes) -> None:
-        try:
-            self.socket.sendall(len(frame).to_bytes(_LENGTH, "little") + frame)
-        except OSError as error:
-            _lose(error)
-
-    def hear(self, most_bytes: int) -> bytes:
-        """Return the next frame. Raises RankLost if it has more than `most_bytes`."""
-        length = int.from_bytes(self._read(_LENGTH), "little")
-        if length > most_bytes:
-            raise RankLost(f"another rank says {length} bytes at once, the limit is {most_bytes}: this rank ends")
-        return self._read(length)
-
-    def _read(self, num_bytes: int) -> bytes:
-        left = memoryview(read := bytearray(num_bytes))
-        while left:
-            try:
-                num = self.socket.recv_into(left)
-            except OSError as error:
-                _lose(error)
-            left = left[num:] if num else _lose("its connection has ended")
-        return bytes(read)
-
-
-class TeamLinks(NamedTuple):
-    """The connections of a rank, by the rank at the other end: with rank 0, and for tensors with all."""
-
-    said: Mapping[int, RankLink]
-    told: Mapping[int, RankLink]
-    tensors: Mapping[int, RankLink]
 
 
 class RankLinks:
@@ -227,7 +186,7 @@ def _move(unsent: dict[socket.socket, memoryview], unread: dict[socket.socket, m
         for peer in {*unsent, *unread}:
             ready.register(peer, select.POLLOUT * (peer in unsent) | select.POLLIN * (peer in unread))
         if not ready.poll(_STEP.total_seconds() * 1000):
-            _lose(f"no answer within {_STEP.total_seconds():g} s")
+            lose(f"no answer within {_STEP.total_seconds():g} s")
 
 
 def _moved(move: Callable[[socket.socket, memoryview], int], left: dict[socket.socket, memoryview]) -> int:
@@ -239,9 +198,9 @@ def _moved(move: Callable[[socket.socket, memoryview], int], left: dict[socket.s
         except BlockingIOError:
             continue
         except OSError as error:
-            _lose(error)
+            lose(error)
         if view and not num:
-            _lose("its connection has ended")
+            lose("its connection has ended")
         num_moved += 1
         left[peer] = view[num:]
         if num == view.nbytes:
@@ -267,12 +226,7 @@ def _queue(collective: Callable[..., None], *args: Any) -> None:
     try:
         collective(*args)
     except RuntimeError as error:
-        _lose(error)
-
-
-def _lose(why: object) -> NoReturn:
-    line = (str(why).splitlines() or [type(why).__name__])[0][:200]
-    raise RankLost(f"another rank of this worker has gone or does not answer: {line}") from None
+        lose(error)
 
 
 def _nccl(links: Mapping[int, RankLink], rank: int, size: int) -> tuple[Any, object]:
@@ -282,11 +236,11 @@ def _nccl(links: Mapping[int, RankLink], rank: int, size: int) -> tuple[Any, obj
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed import ProcessGroupNCCL
 
-    from alignedserve.engine.device.rank_store import RankStore
+    from alignedserve.engine.device.rank_store import RankStore  # here: only GPUs need torch's class
 
     options, store = ProcessGroupNCCL.Options(), RankStore(links)
     options._timeout = _STEP
     try:
         return ProcessGroupNCCL(PrefixStore("tensors", store), rank, size, options), store
     except RuntimeError as error:
-        _lose(error)
+        lose(error)

@@ -31,9 +31,10 @@ from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.scheduler import Scheduler
 from alignedserve.worker.step.blocks import Blocks, keep_as
+from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import PackedSeating, Seating
-from alignedserve.worker.step.view import PlannedStep, StepContext
+from alignedserve.worker.step.view import PlannedStep
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 _LATE_WORTH = 1e-6  # of a request with a missed deadline, where such requests are dropped to the end

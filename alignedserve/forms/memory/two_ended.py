@@ -22,10 +22,11 @@ from alignedserve.forms.memory.block_ends import TwoEndedBlocks
 from alignedserve.protocol.commands import Command, CopyOut
 from alignedserve.protocol.form_orders import CopySlots
 from alignedserve.worker.memory import Change, PlainMemory
+from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import Seating
 from alignedserve.worker.step.states import State
-from alignedserve.worker.step.view import PlannedStep, StepContext, shape_of
+from alignedserve.worker.step.view import PlannedStep, shape_of
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 

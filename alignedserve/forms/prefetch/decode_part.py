@@ -17,8 +17,7 @@ from alignedserve.scheduling.lengths import tokens_left
 from alignedserve.scheduling.levels import InLine, expected_waits, level_of
 from alignedserve.worker.offering import Offering
 from alignedserve.worker.part import Events, FormPart, Worker
-from alignedserve.worker.step.moves import Departure, JoinCandidate
-from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.request import Departure, JoinCandidate, WorkerRequest
 from alignedserve.worker.step.states import State
 
 # Until the blocks of a request that leaves are free: Evict, Pull, and the end of the transfer each wait for a step.

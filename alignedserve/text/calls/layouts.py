@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from alignedserve.text.calls.scanning import CallReader, NoCall, Reading, Schema
-from alignedserve.text.calls.values import coerced, is_text, is_unicode, parameter_types, python_value, to_json
+from alignedserve.text.calls.scanning import CallReader, NoCall, Reading
+from alignedserve.text.calls.values import Schema, coerced, is_text, is_unicode, parameter_types, python_value, to_json
 
 _MOST_HEADER = 256  # characters between a name and its arguments
 # What a schema of parameters may say besides; any other word rules several parameters together.

@@ -15,12 +15,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
-if TYPE_CHECKING:  # a format has a layout, which reads from what is here
-    from alignedserve.text.calls.formats import CallFormat
+from alignedserve.text.calls.values import Schema
 
-Schema: TypeAlias = Mapping[str, Any]
 T = TypeVar("T")
 Reading: TypeAlias = Generator[None, None, T]
 _MOST_NAME = 256  # characters of a function's name
@@ -146,11 +144,32 @@ class Scanner(ABC):
             self._at = end
 
 
+class ReadLayout(Protocol):
+    """How the calls of a format are read (layouts.py)."""
+
+    def read(self, reader: CallReader, marker: str) -> Reading[None]: ...
+
+
+class ReadFormat(Protocol):
+    """What the reader of calls needs of their format (formats.py)."""
+
+    @property
+    def openings(self) -> Sequence[str]: ...
+
+    @property
+    def begins_answer(self) -> bool: ...
+
+    @property
+    def layout(self) -> ReadLayout: ...
+
+    def make_id(self) -> str: ...
+
+
 class CallReader(Scanner):
     """Reads one output. Equal text gives equal calls and equal text, however it is cut into pieces."""
 
     def __init__(
-        self, form: CallFormat, tools: Mapping[str, Schema], most: int | None = None, hidden: Sequence[str] = ()
+        self, form: ReadFormat, tools: Mapping[str, Schema], most: int | None = None, hidden: Sequence[str] = ()
     ) -> None:
         """`tools` maps the names of functions to the schemas of their parameters. After `most` calls nothing follows,
         nor does a call that repeats an earlier one: it is left out, and the answer ends.

@@ -6,9 +6,9 @@ import ast
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
-from alignedserve.text.calls.scanning import Schema
+Schema: TypeAlias = Mapping[str, Any]
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<number>[-+]?(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:[eE][-+]?\d+)?)

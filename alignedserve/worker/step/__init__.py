@@ -5,8 +5,8 @@ step_builder.py     Puts a step together, and counts the time, tokens, seats and
 waiting_prompts.py  Prompts that wait for room, kept in the order of service.
 ranks.py            Seated requests in the order of service; kept between steps where a step has places for fewer.
 states.py           The states of a request on a worker, and the transitions between them.
-request.py          A request on a worker.
-moves.py            What a worker knows of requests only while they come from elsewhere, or leave for another worker.
+context.py          The facts beside the requests that a plan depends on: the time, the cost model, the limits.
+request.py          A request on a worker, also while it comes from elsewhere or leaves for another worker.
 blocks.py           The blocks of a device: free blocks, blocks shared by name, and the blocks of a request.
 seating.py          The memory and the seats that a step may take.
 device_pages.py     The blocks of requests' beginnings on a device, which requests share.

@@ -23,8 +23,8 @@ from typing import Any
 from alignedserve.scheduling.orders import ByKey
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import Late, Rank, StepTimes, Work
+from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import StepContext
 from alignedserve.worker.step.waiting_prompts import Changes, Place, Ranked, has_moved
 
 

@@ -19,9 +19,10 @@ from alignedserve.core import Chunk
 from alignedserve.cost.model import Kind, StepEstimate
 from alignedserve.scheduling.policy import Chunking
 from alignedserve.scheduling.slo import Rank
+from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.ranks import key_of
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import PlannedStep, StepContext, StepView, all_of, estimate_of, shape_of
+from alignedserve.worker.step.view import PlannedStep, StepView, all_of, estimate_of, shape_of
 from alignedserve.worker.step.waiting_prompts import Ranked
 
 

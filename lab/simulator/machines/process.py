@@ -14,21 +14,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, inf, ulp
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from alignedserve.core import StepFailure, StepPlan, StepResult
 from alignedserve.errors import CastOut
 from alignedserve.lab.simulator.machines.clock import Agenda, Priority
 from alignedserve.lab.simulator.machines.transfers import SimulatedTransfers
+from alignedserve.lab.simulator.machines.trouble import Trouble
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunAmid, RunStep, SendKv
 from alignedserve.protocol.events import Event, StepDone
 from alignedserve.protocol.membership import Heard, membership_of
-from alignedserve.protocol.messages import ROUTER, Member, Message
+from alignedserve.protocol.messages import ROUTER, Life, Member, Message
 from alignedserve.protocol.wire import Envelope, decode
 from alignedserve.shell.turn import Core, Hands, TurnLoop
-
-if TYPE_CHECKING:
-    from alignedserve.lab.simulator.machines.world import World
 
 _MOST_BYTES = 1 << 26
 Frame = bytes | Envelope  # an envelope where no witness asks for bytes
@@ -94,10 +92,44 @@ class ProcessClock:
         return due_at
 
 
+class Witness:
+    """Sees the commands, events and work of a world; this base class ignores them."""
+
+    def commanded(self, by: Member, command: Command, frame: bytes) -> None:
+        """Note a command of a core; `frame` is the same in bytes."""
+
+    def handled(self, process: Process) -> None:
+        """Note that the process's core has handled an event, and that the commands from it are performed."""
+
+    def works(self, process: Process, command: Command) -> None:
+        """Note that a piece of work begins or ends."""
+
+
+class AroundProcess(Protocol):
+    """What a process needs of the world that it lives in (world.py)."""
+
+    agenda: Agenda
+    trouble: Trouble
+    transfers: SimulatedTransfers
+    witnesses: list[Witness]
+    is_noted: bool
+
+    @property
+    def lives(self) -> Iterable[Life]: ...
+
+    def note(self, member: Member, command: Command) -> None: ...
+
+    def end(self, name: str, back_after_s: float, seen: bool) -> None: ...
+
+    def frame(self, envelope: Envelope) -> Frame: ...
+
+    def transmit(self, sender: Member, to: str, link: VirtualLink, frame: Frame) -> None: ...
+
+
 class Process(TurnLoop):
     """One life of a member: its core, its hands, and what the shell does for both."""
 
-    def __init__(self, world: World, member: Member, setup: ProcessSetup) -> None:
+    def __init__(self, world: AroundProcess, member: Member, setup: ProcessSetup) -> None:
         self._own_clock = ProcessClock(world.agenda, world.trouble.ahead_s(member.name))
         membership = membership_of(member.name, member.incarnation, world.lives)
         super().__init__(setup.core, setup.hands, membership, self._own_clock)

@@ -20,7 +20,7 @@ from alignedserve.core import Role
 from alignedserve.lab.simulator.machines.clock import Agenda, Priority
 from alignedserve.lab.simulator.machines.faults import Fault, Forge, Freeze, HangLoop, HangStep, Kill, Resize
 from alignedserve.lab.simulator.machines.forging import forgeries
-from alignedserve.lab.simulator.machines.process import Frame, Process, ProcessSetup, VirtualLink
+from alignedserve.lab.simulator.machines.process import Frame, Process, ProcessSetup, VirtualLink, Witness
 from alignedserve.lab.simulator.machines.transfers import SimulatedTransfers
 from alignedserve.lab.simulator.machines.trouble import Trouble
 from alignedserve.protocol.commands import Command, Send
@@ -41,19 +41,6 @@ class NetworkDelays:
     heartbeat_s: float = 0.5
     watch_s: float = 0.05  # until the pool sees that a lock is free
     late_end_s: float = 0.0  # by which the receiver of a transfer hears of its end after the sender, and never before
-
-
-class Witness:
-    """Sees the commands, events and work of a world; this base class ignores them."""
-
-    def commanded(self, by: Member, command: Command, frame: bytes) -> None:
-        """Note a command of a core; `frame` is the same in bytes."""
-
-    def handled(self, process: Process) -> None:
-        """Note that the process's core has handled an event, and that the commands from it are performed."""
-
-    def works(self, process: Process, command: Command) -> None:
-        """Note that a piece of work begins or ends."""
 
 
 class World:

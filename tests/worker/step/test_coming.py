@@ -15,9 +15,9 @@ from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import StepTimes
 from alignedserve.worker.pace import COUNTED, LONGEST_S, SHARE, ArrivalForecast, Pace
 from alignedserve.worker.setup import WorkerSetup
+from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import StepBounds
-from alignedserve.worker.step.view import StepContext
 from tests.samples import LIMITS, request
 
 

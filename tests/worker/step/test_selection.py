@@ -20,9 +20,10 @@ from alignedserve.scheduling.dues import TokenPromise, promise
 from alignedserve.scheduling.policy import Chunking, Policy, Room
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.blocks import Blocks
+from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import PackedSeating, Seating
-from alignedserve.worker.step.view import PlannedStep, StepContext, StepView
+from alignedserve.worker.step.view import PlannedStep, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from tests.samples import request
 

@@ -1,4 +1,4 @@
-"""Cores decide and do nothing else: they import without any module for IO, and read no clock."""
+"""Cores decide and do nothing else: they load few files, import without any module for IO, and read no clock."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import alignedserve
+from measure_house import HERE, House
 
 ROOT = Path(alignedserve.__file__).parent
 BLOCKED = ("ray", "fastapi", "redis", "asyncio", "zmq", "torch", "uvicorn", "transformers", "numpy", "matplotlib")
@@ -144,52 +145,17 @@ def _clock_reads(tree: ast.AST) -> Iterator[str]:
                 yield "sleep"
 
 
-# The wall clock may step by hours. It is read for what users see, and for what outlives the processes: windows of jobs,
-# files that expire, the lease of their store. All else goes by the steady clock (alignedserve/shell/clock.py).
-WALL_CLOCK = {
-    "cli/remote/batch.py": "the time of day at which a job ends",
-    "engine/profiling.py": "the date of a profile",
-    "gateway/app.py": "`created` of the models",
-    "gateway/access/budgets.py": "days and months of budgets",
-    "gateway/batches.py": "windows of jobs",
-    "gateway/files.py": "files that expire",
-    "gateway/responses/keeping.py": "responses that expire, windows of jobs",
-    "gateway/openai/shapes.py": "`created` of answers",
-    "gateway/responding.py": "`created_at` of responses",
-    "gateway/responses/answer.py": "`completed_at` of responses",
-    "gateway/vectors.py": "`created` of answers",
-    "jobs/answering.py": "`created_at` of responses",
-    "jobs/actor.py": "windows of jobs, files that expire",
-    "shell/clock.py": "once, as a launcher or a part on another machine starts",
-    "store/redis_store.py": "jobs that are kept for a time",
-    "store/sqlite_store.py": "the lease: those who share it may be on other machines",
-    "store/storage.py": "files that were begun long ago",
-    "text/chat_template.py": "the date in a prompt",
-}
-_WALL = {"time": {"time", "time_ns", "localtime", "gmtime"}, "datetime": {"now", "utcnow", "today"}, "date": {"today"}}
-
-
-def _wall_clock_reads(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        match node:
-            case ast.Attribute(ast.Name(name), attribute) if attribute in _WALL.get(name, ()):
-                yield f"{name}.{attribute}"
-            case ast.ImportFrom(module="time", names=names):
-                yield from (f"time.{name.name}" for name in names if name.name in _WALL["time"])
-
-
-def test_only_these_files_read_the_wall_clock() -> None:
-    folders = (ROOT, *(path for path in ROOT.iterdir() if path.is_symlink()))
-    files = [path for folder in folders for path in folder.rglob("*.py")]
-    reads = [path for path in files if list(_wall_clock_reads(_parsed(path, r"time\.\w|from time|date\.\w")))]
-    assert {path.relative_to(ROOT).as_posix() for path in reads} == set(WALL_CLOCK)
-
-
-def test_the_check_sees_the_wall_clock() -> None:
-    told = "import time\nfrom time import time_ns\nclock = time.time\ndatetime.now()\ntime.monotonic()"
-    assert sorted(_wall_clock_reads(ast.parse(told))) == ["datetime.now", "time.time", "time.time_ns"]
-
-
 def test_the_check_sees_a_clock() -> None:
     seen = list(_clock_reads(ast.parse("import time\nfrom time import sleep\ntime.time()\nsleep(1)")))
     assert seen == ["time", "time", "time.time", "sleep"]
+
+
+# The most files that a core loads: all that one reads to know what it decides.
+MOST_LOADED = {"alignedserve.router.state": 30, "alignedserve.decode_worker.state": 60}
+
+
+def test_cores_load_few_files() -> None:
+    house = House(HERE)
+    loaded = {core: house.closure(core) for core in MOST_LOADED}
+    assert all(core in files for core, files in loaded.items()), "a core has another name"
+    assert [f"{core} loads {len(files)}" for core, files in loaded.items() if len(files) > MOST_LOADED[core]] == []
