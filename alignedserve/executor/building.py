@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from threading import Thread
 from typing import Generic
 
 import torch
@@ -63,8 +62,6 @@ class RankParts(Generic[AnEngine]):
         pauses: Pauses | None = None,
     ) -> EngineHands:
         config, limits, spec = self.place.config, self.capacity.limits, self.place.spec
-        if self.engine.device.type == "cpu":  # beside the first steps, so that a start does not wait for it
-            Thread(target=map_ahead, args=(self.engine.cache,), name="mapping", daemon=True).start()
         num_slots = limits.num_blocks * limits.block_size if spec.acts_as is Role.DECODE else 0
         return EngineHands(
             self.engine,
@@ -107,6 +104,8 @@ def build_rank(place: Place, kind: type[AnEngine]) -> Iterator[RankParts[AnEngin
         lost = partial(end_where_lost, engine.device)
         # The transport may move the engine's device cache to memory that it can send from.
         transport, engine.cache = open_transport(place, chosen, engine.cache, pace, team, lost)
+        if on_cpu:
+            map_ahead(engine.cache, torch.get_num_threads())
         yield RankParts(place, engine, with_blocks(capacity, engine), pace, transport, team)
     finally:
         transport.close()

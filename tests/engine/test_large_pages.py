@@ -58,9 +58,11 @@ def test_a_device_cache_is_mapped_ahead_of_the_steps_and_keeps_its_numbers() -> 
     cache = large_pages.zeros((3, 40, 16, 8192), torch.bfloat16)  # 10 MB a layer
     cache[1, 7] = 2.0
     before = mapped_kb()
-    large_pages.map_ahead(cache, most_bytes=12 << 20)
+    large_pages.map_ahead(cache, 2, 0.0)
+    assert mapped_kb() - before < 1 << 10, "there was no time"
+    large_pages.map_ahead(cache, 2, 60.0, most_bytes=12 << 20)
     assert 9 << 10 < mapped_kb() - before < 20 << 10, "what nothing is written to is for others"
-    large_pages.map_ahead(cache)
+    large_pages.map_ahead(cache, 2, 60.0)
     assert mapped_kb() - before > 23 << 10
     assert cache.sum() == 2.0 * cache[1, 7].numel()
 
@@ -68,7 +70,7 @@ def test_a_device_cache_is_mapped_ahead_of_the_steps_and_keeps_its_numbers() -> 
 def test_a_system_that_maps_nothing_ahead_maps_as_steps_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_pages, "POPULATE_WRITE", 12345)  # a system that does not know it
     cache, before = large_pages.zeros((2, 640, 16, 1024), torch.bfloat16), mapped_kb()
-    large_pages.map_ahead(cache)
+    large_pages.map_ahead(cache, 2, 60.0)
     assert mapped_kb() - before < 1 << 10
     assert not cache.any()
 

@@ -13,6 +13,8 @@ import errno
 import math
 import mmap
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -32,23 +34,27 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(_mapped(count * dtype.itemsize), dtype=dtype, count=count).view(shape)
 
 
-def map_ahead(cache: Tensor, most_bytes: int = 512 << 20) -> None:
-    """Have the system map the first blocks of a device cache in all layers, within this limit. Steps may write to it
-    meanwhile.
+def map_ahead(cache: Tensor, threads: int, most_s: float = 2.0, most_bytes: int = 512 << 20) -> None:
+    """Have the system map the first blocks of a device cache in all layers, within these limits.
 
     Otherwise a step that writes to a large page of each layer for the first time waits until the system has cleared
-    them: 24 MB, which take 3 to 60 ms. 512 MB take 0.1 s, or 2 s where a virtual machine's host has to find the memory;
-    a cache may have all that is free, and what nothing is written to is for others.
+    them: 24 MB, which take 3 to 60 ms. 512 MB take 0.03 to 0.1 s, or 1.1 s where a virtual machine's host has to find
+    the memory; a cache may have all that is free, and what nothing is written to is for others.
     """
-    libc, layers = ctypes.CDLL(None), cache.shape[0]
+    libc, layers, until = ctypes.CDLL(None), cache.shape[0], perf_counter() + most_s
     in_layer = cache.nbytes // layers
-    mapped = min(in_layer, most_bytes // layers)
-    for first in range(0, mapped, _LARGE):
-        for layer in range(layers):
+
+    def map_page(layer: int, first: int) -> None:
+        if perf_counter() < until:
             address = cache.data_ptr() + layer * in_layer + first
             begin = address // mmap.PAGESIZE * mmap.PAGESIZE  # the system maps whole pages
             size = address + min(_LARGE, in_layer - first) - begin
             libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), POPULATE_WRITE)  # or, if it cannot, steps wait
+
+    mapped = min(in_layer, most_bytes // layers)
+    pages = [(layer, first) for first in range(0, mapped, _LARGE) for layer in range(layers)]
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(map_page, *zip(*pages, strict=True)))  # raises what has gone wrong
 
 
 class Slabs:

@@ -52,7 +52,7 @@ async def tool() -> dict[str, Any]:
         """Demands a call of the tool first; a typed output then demands one of its own."""
 
         def get_model_settings(self) -> Any:
-            return lambda _: {} if asked else {"tool_choice": "required"}
+            return lambda _: {} if asked else {"tool_choice": ["weather_of"]}
 
     tooled = agent(tools=[Tool(weather_of, prepare=until_asked)], output_type=ToolOutput(Number))
     run = await tooled.run(question, capabilities=[Demanding()])
