@@ -275,10 +275,11 @@ def _connect(spec: PartSpec, until: float) -> socket.socket | None:
 # --- A part
 
 
-def inputs(spec: PartSpec) -> Iterator[IO[bytes]]:
-    """Yield the standard input of a part, and after its end what each next launcher writes, as long as one comes."""
+def inputs(spec: PartSpec) -> Iterator[Iterator[bytes]]:
+    """Yield the lines of the standard input of a part, and after its end those of each next launcher, as long as one
+    comes."""
     with os.fdopen(0, "rb", closefd=False) as given:
-        yield given
+        yield _lines(given)
     while spec.outlive_s > 0:
         log.warning(
             "the launcher has gone: this process goes on, and ends unless another comes in %g s", spec.outlive_s
@@ -301,7 +302,13 @@ def inputs(spec: PartSpec) -> Iterator[IO[bytes]]:
             return
         log.warning("another launcher is there")
         with link, link.makefile("rb") as given:
-            yield given
+            yield _lines(given)
+
+
+def _lines(given: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a launcher, until it ends or its connection breaks: either way another one may come."""
+    with suppress(ConnectionError):
+        yield from given
 
 
 def _door(spec: PartSpec) -> Path:

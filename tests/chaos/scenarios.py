@@ -123,10 +123,7 @@ class _Means:
         return self._try(lambda: Wires(self.folder))
 
     def memory_group(self) -> MemoryGroup | None:
-        group = self._try(MemoryGroup)
-        if group is not None:
-            self._stack.callback(group.close)
-        return group
+        return self._try(MemoryGroup)
 
     def room(self) -> ProcessRoom | None:
         return self._try(lambda: ProcessRoom(self.folder))

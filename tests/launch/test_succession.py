@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
+import struct
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -58,9 +60,15 @@ def spec_of(name: str, rank: int = 0) -> PartSpec:
 class APart:
     """A process that takes what launchers write, as a part does, and tells it here."""
 
-    def __init__(self, spec: PartSpec, outlive_s: float, listens: bool = True) -> None:
+    def __init__(
+        self,
+        spec: PartSpec,
+        outlive_s: float,
+        listens: bool = True,
+        link: Callable[[], tuple[int, int]] = os.pipe,
+    ) -> None:
         self.spec = spec
-        reads, self._writes = os.pipe()
+        reads, self._writes = link()
         self._heard, heard = FORKING.Pipe(duplex=False)
         target = _part if listens else _deaf
         self.process: BaseProcess = FORKING.Process(
@@ -102,12 +110,21 @@ def _deaf(reads: int, writes: int, spec: PartSpec, heard: Connection) -> None:  
     signal.pause()
 
 
+def resetting() -> tuple[int, int]:
+    """Return the two ends of a connection that is reset when the second one is closed."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        reads = socket.create_connection(server.getsockname())
+        writes, _ = server.accept()
+    writes.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    return reads.detach(), writes.detach()
+
+
 @pytest.fixture
 def begin() -> Iterator[Callable[..., APart]]:
     begun: list[APart] = []
 
-    def one(spec: PartSpec, outlive_s: float = LONG_S, listens: bool = True) -> APart:
-        begun.append(APart(spec, outlive_s, listens))
+    def one(spec: PartSpec, outlive_s: float = LONG_S, **how: Any) -> APart:
+        begun.append(APart(spec, outlive_s, **how))
         return begun[-1]
 
     yield one
@@ -152,6 +169,13 @@ class TestParts:
             assert part.heard() == f"settings {number}"
         LeftParts.taken_over(record_of(part)).processes["pool-0"].terminate()
         assert part.exit_code == -signal.SIGTERM
+
+    def test_a_part_whose_launcher_s_connection_was_reset_waits_for_the_next(self, begin: Callable[..., APart]) -> None:
+        part = begin(spec_of("pool-0"), link=resetting)
+        part.lose_launcher()
+        with LeftParts.taken_over(record_of(part)).processes["pool-0"].stdin as stdin:
+            stdin.write(b"settings\n")
+        assert part.heard() == "settings"
 
     @pytest.mark.parametrize(("outlive_s", "where"), [(0.0, ""), (0.05, ""), (LONG_S, "/long" * 30)])
     def test_a_part_ends_where_no_launcher_comes_or_can_come(
