@@ -600,7 +600,7 @@ class Fallback:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class AttentionPattern:
     """The tokens that layers with a window, or with stretches, read.
 
     tokens          0 1 2 3 4 5 6 7 8 9      the token at 9 reads:
@@ -632,7 +632,7 @@ class Fold:
     Tokens that a request no longer holds after a fold count as dropped.
     """
 
-    sight: Sight  # of the layers that do not read all
+    sight: AttentionPattern  # of the layers that do not read all
     blocks: int  # that become a single block
 
     def __post_init__(self) -> None:

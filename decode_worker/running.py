@@ -226,12 +226,12 @@ class Stepping(WorkerPart):
 
     def _plan_amid(self, step: StepPlan, now: float) -> list[Command]:
         """Run chats' waiting prompts in a pause of the running step, if that step can pause now."""
-        most_s, hosts = self._pauses.room(step, now)
+        most_s, dominant = self._pauses.room(step, now)
         if most_s <= 0 or not self._seats.takes_prompts(now):
             return []
         waiting, at, prompts = self._queue.waiting, self._memory.context(now), self._pauses.chats
         seating = self._memory.seating_amid(waiting)
-        view = StepView((), prompts, waiting, at, seating, ran=self._steps.newest, hosts=hosts)
+        view = StepView((), prompts, waiting, at, seating, ran=self._steps.newest, dominant=dominant)
         selection = self._scheduler.plan_amid(view, most_s)
         if not selection.chunks:
             return []
@@ -239,7 +239,7 @@ class Stepping(WorkerPart):
             self._seats.seat(prompt)
         self._queue.run_amid(selection.admitted)
         self._shares.count(selection, self._here.running_of)
-        self._pauses.pauses_for(selection.predicted_s, hosts)
+        self._pauses.pauses_for(selection.predicted_s, dominant)
         plan = self._steps.begin_amid(selection.chunks, selection.shape, selection.predicted_s)
         plan.draws = self._choices.draws(plan.chunks)
         return [RunAmid(plan)]
@@ -315,7 +315,7 @@ class Stepping(WorkerPart):
             return False
         if self._here.among(State.ASKING) or not self._prompts_are_settled(step):
             return False
-        if self._steps.runs_in_vain or not self._all_run or self._leaving.ready:
+        if self._steps.is_discarded or not self._all_run or self._leaving.ready:
             return False
         first = self._seats.next_candidate(now)
         if first is not None and self._seats.cannot_wait(first, now):

@@ -83,7 +83,7 @@ class PromptStepping(Stepping):
         if tried == self._in_vain:
             return []
         at, begins, ran = memory.context(now), memory.context(now + step.predicted_s), self._steps.newest
-        if 2 * step.predicted_s > at.calm_s:  # a chat that comes would wait for both steps
+        if 2 * step.predicted_s > at.max_step_for_arrivals_s:  # a chat that comes would wait for both steps
             return []
         seats = self._limits.max_batch - here.num_seated if self._seats.takes_prompts(now) else 0
         # Made now, while pages that `step` computes are still to come.
@@ -119,7 +119,7 @@ class PromptStepping(Stepping):
         finished one waits to leave, or one is to run alone."""
         here = self._here
         moves = self._awaits_copies or self._leaving.ready or here.among(State.ASKING) or here.is_reserved
-        return bool(self._steps.runs_in_vain or moves or self._gives_way)
+        return bool(self._steps.is_discarded or moves or self._gives_way)
 
 
 class PromptMemory(PlainMemory):

@@ -44,7 +44,7 @@ _TOLD_OF: Mapping[Role, tuple[Role, ...]] = MappingProxyType(
 )
 
 
-class Roll:
+class MemberList:
     def __init__(self, router: Member) -> None:
         self._members: dict[Role, dict[str, Member]] = {role: {} for role in Role}  # role -> name -> member
         self._by_name: dict[str, Member] = {}

@@ -18,7 +18,7 @@ What there is to do, and how near promises are to being missed, as the router se
     workers   figure    is the largest of
     prefill   load      the number of workers that have a prompt;
                         where they decode too, their part of the memory that decode workers' load is of
-              pressure  the next chat's predicted wait for other prompts / (PILED_TTFT x the ttft);
+              pressure  the next chat's predicted wait for other prompts / (QUEUE_SHARE_OF_TTFT x the ttft);
                         the mean time that chats have waited / the ttft;
                         the predicted wait of best-effort prompts / `be_wait_s`
     decode    load      the memory that open requests will need, as predicted / the memory of a worker
@@ -41,7 +41,7 @@ from alignedserve.core import Request, Role, ServiceClass
 from alignedserve.protocol.commands import Scale
 from alignedserve.router.lifecycle import OpenRequest, State
 from alignedserve.router.placing.admission import Admission
-from alignedserve.router.placing.placement import PILED_TTFT, Placement
+from alignedserve.router.placing.placement import QUEUE_SHARE_OF_TTFT, Placement
 
 if TYPE_CHECKING:
     from alignedserve.config.topology import Range  # of the settings, which no core loads
@@ -199,7 +199,7 @@ def _pressures_of_prompts(
     rt_s, be_s = (placement.least_wait_s(role, service, now) for service in (ServiceClass.RT, ServiceClass.BE))
     found = [(be_s / be_wait_s if num_be else 0.0, f"best-effort prompts will wait {be_s:.1f} s")]
     if ttfts:
-        found.append((rt_s / (PILED_TTFT * min(ttfts)), f"the next chat's prompt will wait {rt_s:.2f} s"))
+        found.append((rt_s / (QUEUE_SHARE_OF_TTFT * min(ttfts)), f"the next chat's prompt will wait {rt_s:.2f} s"))
         mean = waited / len(ttfts)
         found.append((mean, f"chats have waited {mean:.1f} times their ttft for a first token"))
     return found

@@ -49,7 +49,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.router.lengths import OutputLengths
 from alignedserve.router.lifecycle import PLACES, Fact, OpenRequest, OpenRequests, State
-from alignedserve.router.members import GATHER_HEARTBEATS, Recovery, Roll
+from alignedserve.router.members import GATHER_HEARTBEATS, MemberList, Recovery
 from alignedserve.router.placing.admission import NOTHING_AHEAD, PATIENCE_S, Admission, Queues, WorkAhead, is_infeasible
 from alignedserve.router.placing.line import NO_TURN, TOLD_S, Turn
 from alignedserve.router.placing.placement import Placement
@@ -93,7 +93,7 @@ class RouterCore:
     ) -> None:
         """`lengths` is what is known of outputs at the start: nothing, as a rule."""
         self._limits, self._at_work = limits, at_work or AtWork()
-        self._roll = Roll(me)
+        self._roll = MemberList(me)
         self._heard_at: dict[str, float] = {}
         self._looks_at = now + limits.heartbeat_s  # for silent members
         self._dead: dict[str, int] = {}  # member -> its newest incarnation that was lost
@@ -212,7 +212,7 @@ class RouterCore:
         if member.role in WORKERS:
             self._retiring.discard(member.name)
             self._suspects.began(member)
-            self._placement.met(member)
+            self._placement.add_worker(member)
         if member.role is Role.DECODE:
             self._left.discard(member.node)
         figures = self._figures.values() if member.role is Role.GATEWAY else ()
@@ -233,7 +233,7 @@ class RouterCore:
         self._figures.pop(name, None)
         self._suspects.lost(known, now)
         self._retiring.discard(name)
-        self._placement.lost(name)
+        self._placement.remove_worker(name)
         self._recovery.heard_all(name)
         return [*self._announce_change(known), *self._give_up_all_of(known, now, died)]
 
@@ -250,7 +250,7 @@ class RouterCore:
         With the last decode worker of a node, give up the requests in the node's pool: they go on elsewhere.
         """
         self._retiring.add(worker.name)
-        self._placement.lost(worker.name)
+        self._placement.remove_worker(worker.name)
         self._sizing.retires(worker.kind, self._placement.num_workers(worker.kind))
         is_decode = worker.role is Role.DECODE and worker.node in self._roll.pools
         if is_decode and self._placement.decodes_only_elsewhere(worker.node):
@@ -291,7 +291,7 @@ class RouterCore:
         commands: list[Command] = []
         is_worker, alone = member.role in WORKERS, self._placement.num_at(member.name) == 1
         charges: list[tuple[str, AttemptLost]] = []
-        self._placement.renewed(member.name)
+        self._placement.restart_worker(member.name)
         self._recovery.lost(member.name)
         for opened in list(self._open):
             if opened.request.owner == member.name:
@@ -682,7 +682,7 @@ class RouterCore:
         self._decisions.note(kind, opened.request, to.name, number=number, expected_s=turn.first_s)
         if opened.is_waiting:
             held, is_placed = self._admission.holdings.held_by(opened.request.id), fact is Fact.PLACED
-            self._placement.came(to.name, opened.request, now, held, has_prompt=is_placed)
+            self._placement.add_request(to.name, opened.request, now, held, has_prompt=is_placed)
         else:
             self._placement.moved(opened.at, to.name, opened.request, now)
         self._open.move(opened, to, fact, now)
@@ -694,7 +694,7 @@ class RouterCore:
         where it is a suspect: the pool might hand it to a worker that has others.
         """
         if to.role is not Role.PREFILL and opened.state is not State.POOL:
-            self._placement.kept(opened.request, to.node, self._roll.pools)
+            self._placement.note_prefix(opened.request, to.node, self._roll.pools)
         self._move(opened, to, fact, now)
         runs_on = to.role is not Role.POOL or not (to.node in self._left or opened.request.is_suspect)
         return [] if runs_on else self._give_up(opened)
@@ -702,7 +702,7 @@ class RouterCore:
     def _remove(self, opened: OpenRequest, end: State, fact: Fact) -> None:
         self._decisions.note(_NOTED[end], opened.request, opened.at)
         if not opened.is_waiting:
-            self._placement.left(opened.at, opened.request)
+            self._placement.remove_request(opened.at, opened.request)
         self._lengths.closed(opened.request.id)
         self._admission.closed(opened.request)
         self._open.remove(opened, end, fact)

@@ -18,7 +18,7 @@ from alignedserve.core import WORKERS, Request, Role
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.messages import Attempt, AttemptLost, Member, Reserve, StepLate
 from alignedserve.router.lifecycle import OpenRequest, OpenRequests
-from alignedserve.router.members import Roll
+from alignedserve.router.members import MemberList
 from alignedserve.router.placing.placement import Placement
 
 TRIED_TOGETHER = 16  # requests of a class with one death, for each worker: a new death would charge them again
@@ -28,7 +28,7 @@ BACK_S = 120.0  # ... but not before this time after a decode worker was lost, w
 
 
 class Suspects:
-    def __init__(self, roll: Roll, opened: OpenRequests, placement: Placement, retiring: Set[str]) -> None:
+    def __init__(self, roll: MemberList, opened: OpenRequests, placement: Placement, retiring: Set[str]) -> None:
         self._roll, self._open, self._placement, self._retiring = roll, opened, placement, retiring
         self._lost_at: dict[str, float] = {}  # decode worker that is gone, and did not retire -> since when
         # For each silent worker: since when it is silent, and the messages, each with the owner that gets it, for the
@@ -138,7 +138,7 @@ class Suspects:
             self._placement.withdraw(name)
         for name in self.closed - closed:
             if (known := self._roll.get(name)) is not None and name not in self._retiring:
-                self._placement.met(known)
+                self._placement.add_worker(known)
         self.closed, before, self._reserved = set(closed), self._reserved, worker
         changes = [(before, False), (worker, True)] if before != worker else []
         self._is_ready &= before == worker

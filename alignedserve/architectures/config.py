@@ -12,7 +12,7 @@ from typing import Any
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.architectures.stored_form import StoredForm, stored_form
-from alignedserve.core import Fold, Sight
+from alignedserve.core import AttentionPattern, Fold
 from alignedserve.errors import ConfigError, UnsupportedModel
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -93,10 +93,10 @@ class ModelConfig:
     def stretch(self, layer: int) -> int | None:
         return self.stretches[layer] if self.stretches else None
 
-    def sight(self, layer: int) -> Sight | None:
+    def sight(self, layer: int) -> AttentionPattern | None:
         """Return which tokens this layer reads; None: all."""
         window, stretch = self.window(layer), self.stretch(layer)
-        return None if window is None and stretch is None else Sight(window, stretch)
+        return None if window is None and stretch is None else AttentionPattern(window, stretch)
 
     @property
     def reach(self) -> int | None:
@@ -301,7 +301,7 @@ class LayerFold:
     rooms: dict[int, tuple[int, ...]]  # layer that reads all -> layers in whose room its blocks lie, its own first
 
 
-def fold_of(sights: Sequence[Sight | None], positions: int) -> LayerFold | None:
+def fold_of(sights: Sequence[AttentionPattern | None], positions: int) -> LayerFold | None:
     """Return how layers are folded where some have a sight and the others read all; None where that spares
     nothing."""
     whole = [layer for layer, sight in enumerate(sights) if sight is None]
@@ -316,9 +316,9 @@ def fold_of(sights: Sequence[Sight | None], positions: int) -> LayerFold | None:
     return LayerFold(Fold(widest, 1 + more), rooms)
 
 
-def _widest(sights: Sequence[Sight | None]) -> Sight:
+def _widest(sights: Sequence[AttentionPattern | None]) -> AttentionPattern:
     """Return a sight that reads all that any of these reads."""
     windows = [sight.window for sight in sights if sight is not None and sight.window is not None]
     stretches = [sight.stretch for sight in sights if sight is not None and sight.stretch is not None]
     # A stretch of the least common multiple begins only where a stretch of each length begins.
-    return Sight(max(windows, default=None), lcm(*stretches) if stretches else None)
+    return AttentionPattern(max(windows, default=None), lcm(*stretches) if stretches else None)

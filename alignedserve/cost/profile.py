@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from alignedserve.architectures.gguf.places import PLACES
-from alignedserve.core import FREE_COPIES, CopyCost, Fold, Sight, WorkerLimits
+from alignedserve.core import FREE_COPIES, AttentionPattern, CopyCost, Fold, WorkerLimits
 from alignedserve.cost.fit import BUSY, OnlineCost, Point, fit
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, Shape, Uncertainty
 from alignedserve.errors import ProfileError, file_errors
@@ -250,7 +250,7 @@ def _memory(tree: Mapping[str, Any]) -> MeasuredMemory:
 
 def _fold(tree: Mapping[str, Any]) -> Fold:
     sight = {name: size for name, size in tree["sight"].items() if size is not None}
-    return Fold(Sight(**_counts(sight)), int(_number(tree["blocks"])))
+    return Fold(AttentionPattern(**_counts(sight)), int(_number(tree["blocks"])))
 
 
 def _counts(tree: Mapping[str, Any]) -> dict[str, Any]:

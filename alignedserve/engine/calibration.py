@@ -36,7 +36,7 @@ from alignedserve.engine.models.model import Model
 from alignedserve.engine.weights.forms import weights_of
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.reference import Reference
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import QuerySpan, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.signs import NO_SIGNS, Signs
 
@@ -122,7 +122,7 @@ def logits_of(tokens: Sequence[int], model: Model, kernels: Kernels, cache: Tens
     """Return the logits of all tokens of a text, whose K and V are written to the first blocks of the cache."""
     block_size = cache.shape[2]
     blocks = range(units_for(len(tokens), block_size))
-    spans = Spans([Lie(len(tokens), len(tokens), blocks)], block_size)
+    spans = Spans([QuerySpan(len(tokens), len(tokens), blocks)], block_size)
     attention = attention_of(spans, cache, kernels)
     read, positions = (on_device(of, cache.device) for of in (torch.tensor(tokens), spans.positions))
     return model.forward(read, positions, None, attention)

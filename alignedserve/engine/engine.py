@@ -61,7 +61,7 @@ from alignedserve.kernels.common.int8_kv import vector_of
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.quantised import AnyQuantised, QuantisedLinear
-from alignedserve.kernels.common.spans import Lie, LongChunks, Spans, StaticSpans, StepSize
+from alignedserve.kernels.common.spans import LongChunks, QuerySpan, Spans, StaticSpans, StepSize
 from alignedserve.kernels.dispatch.dispatcher import KernelChoice, Kernels, choose
 from alignedserve.kernels.dispatch.rehearsing import (
     OF_EXPERTS,
@@ -446,7 +446,11 @@ class Engine:
         that is captured draws the tokens `drawn` itself if it can."""
         # Decodes come first: a kernel may let the last rows run half a layer behind them (csrc/decoder.cpp).
         ordered = sorted(runs, key=lambda run: (bool(run.kv.form), len(run.tokens) > 1))
-        lies = [Lie(len(run.tokens), run.num_held, run.kv.blocks, run.kv.dropped) for run in ordered if not run.kv.form]
+        lies = [
+            QuerySpan(len(run.tokens), run.num_held, run.kv.blocks, run.kv.dropped)
+            for run in ordered
+            if not run.kv.form
+        ]
         first, end = {}, 0  # row of each request's first token
         for run in ordered:
             first[run.request] = end

@@ -56,7 +56,7 @@ from alignedserve.kernels.common.adapters import StaticAdapters, StepAdapters
 from alignedserve.kernels.common.drawing import NONE
 from alignedserve.kernels.common.failing import fault_of_kernel, in_a_line
 from alignedserve.kernels.common.placing import Section, StepMemory
-from alignedserve.kernels.common.spans import Lie, LongChunks, StaticSpans, StepSize
+from alignedserve.kernels.common.spans import LongChunks, QuerySpan, StaticSpans, StepSize
 from alignedserve.kernels.dispatch.timing import Seconds, seconds_on_gpu
 
 log = logging.getLogger("alignedserve.engine")
@@ -275,7 +275,7 @@ class StepGraphs:
 
     def replay(
         self,
-        lies: Sequence[Lie],
+        lies: Sequence[QuerySpan],
         inputs: Inputs,
         wanted: Sequence[int],
         make_table: MakeTable = lambda: None,
@@ -321,10 +321,10 @@ class StepGraphs:
         )
         return next(fitting, StepSize(0, 0))
 
-    def _padding(self, size: StepSize, rows: int) -> list[Lie]:
+    def _padding(self, size: StepSize, rows: int) -> list[QuerySpan]:
         """Return what fills the rows that are left over: requests of one token each, or one chunk."""
         each = rows if size.chunks else 1
-        return [Lie(each, each, (self._scratch,) * -(-each // self._block_size))] * (rows // max(1, each))
+        return [QuerySpan(each, each, (self._scratch,) * -(-each // self._block_size))] * (rows // max(1, each))
 
     def _captured_drawing(self, size: StepSize) -> _Graph:
         """Capture the size, without drawing where that fails: so will all later ones be."""
@@ -338,14 +338,14 @@ class StepGraphs:
         self._draw = None
         return self._captured(size)
 
-    def _filling(self, size: StepSize) -> list[Lie]:
+    def _filling(self, size: StepSize) -> list[QuerySpan]:
         """Return what a size is captured with: padding, or for a library one chunk behind as many tokens as there may
         be. These are of blocks before the scratch block, which are only read; a request's last block may be cut."""
         if size.long is None:
             return self._padding(size, size.rows)
         own = -(-size.rows // self._block_size)
         before = max(0, min(_BEHIND // self._block_size, size.long.pages - 1 - own, self._scratch))
-        return [Lie(size.rows, before * self._block_size + size.rows, (*range(before), *(self._scratch,) * own))]
+        return [QuerySpan(size.rows, before * self._block_size + size.rows, (*range(before), *(self._scratch,) * own))]
 
     def _captured(self, size: StepSize) -> _Graph:
         filling = self._filling(size)

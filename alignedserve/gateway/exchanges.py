@@ -1,7 +1,7 @@
 """Answer a body while its client waits: as a stream of events, or whole.
 
 ChatExchange   OpenAI's chat and text completions: chunks of several choices, one beside another
-ToldExchange   interfaces with named events, which an ItemAnswer makes: Responses and Messages
+NamedEventExchange   interfaces with named events, which an ItemAnswer makes: Responses and Messages
 
 llama_cpp.py has one more, for that server's own routes.
 """
@@ -142,7 +142,7 @@ class ChatExchange(Exchange[AnswerShape]):
         return self._told.whole()
 
 
-class ToldExchange(Exchange[ItemAnswer]):
+class NamedEventExchange(Exchange[ItemAnswer]):
     async def _events(self) -> AsyncGenerator[bytes, None]:
         for part in _parts(self._told.begin()):
             yield part

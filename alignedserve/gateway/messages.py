@@ -22,7 +22,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from alignedserve.core import FinishReason, Request
-from alignedserve.gateway.exchanges import ToldExchange, answer_body
+from alignedserve.gateway.exchanges import NamedEventExchange, answer_body
 from alignedserve.gateway.files import HttpRoute
 from alignedserve.gateway.http.error_responses import MESSAGES, message_error
 from alignedserve.gateway.http.middleware import record_of, tab_of
@@ -282,7 +282,7 @@ class MessageRoutes:
         tab_of(http).convert(len(prompt))
         return JSONResponse({"input_tokens": len(prompt)})
 
-    async def _begin(self, http: HttpRequest, body: MessageRequest) -> ToldExchange:
+    async def _begin(self, http: HttpRequest, body: MessageRequest) -> NamedEventExchange:
         chat = await self._starter.in_thread(http, lambda: make_chat(body))
         started = await self._starter.start(http, chat)
         request, id = started.requests[0], "msg_" + record_of(http).id.removeprefix("req-")
@@ -290,7 +290,7 @@ class MessageRoutes:
         answer = MessageAnswer(id, body.model, started.promise.tier, request, fills_context)
         unused = [_NAMES.get(name, name) for name in [*chat.ignored, *chat.unread_by(self._starter.text)]]
         ignored = [*body.ignored, *dict.fromkeys(unused)]
-        return ToldExchange(started, bool(body.stream), ignored, answer)
+        return NamedEventExchange(started, bool(body.stream), ignored, answer)
 
 
 _TIERS_USED = {"default": "standard", "priority": "priority", "flex": "batch"}

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.batches import MOST_LISTED, RUNNER_PATIENCE_S, USUALLY_LISTED
-from alignedserve.gateway.exchanges import ToldExchange, answer_body, ignored_header
+from alignedserve.gateway.exchanges import NamedEventExchange, answer_body, ignored_header
 from alignedserve.gateway.files import HttpRoute, list_object, parse_page
 from alignedserve.gateway.http.limits import LOOK_BYTES, MOST_ROWS, LookPace
 from alignedserve.gateway.http.middleware import caller_of, record_of
@@ -102,7 +102,7 @@ class ResponseRoutes:
                 self._looks.take(owner, num_bytes // LOOK_BYTES)
         return found
 
-    async def _begin(self, http: HttpRequest, body: ResponseRequest) -> ToldExchange | Response:
+    async def _begin(self, http: HttpRequest, body: ResponseRequest) -> NamedEventExchange | Response:
         if body.background:
             return await self._begin_background(http, body)
         own, _, chat = await self._turn(http, body)
@@ -115,7 +115,7 @@ class ResponseRoutes:
         if body.store is not False:
             keep = partial(self._keeper.keep, caller_of(http).id, await self._kept_items(http, own, head["id"]))
         answer = ResponseAnswer(body, head, started.requests[0], self._starter.text, keep)
-        return ToldExchange(started, bool(body.stream), self._ignored(body, chat), answer)
+        return NamedEventExchange(started, bool(body.stream), self._ignored(body, chat), answer)
 
     async def _begin_background(self, http: HttpRequest, body: ResponseRequest) -> Response:
         self._keeper.need_background()

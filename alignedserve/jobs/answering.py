@@ -18,7 +18,7 @@ from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.keys import MOST_OPEN, Caller
 from alignedserve.gateway.access.ledger import Ledger
-from alignedserve.gateway.http.limits import REFUSALS, Tab
+from alignedserve.gateway.http.limits import REFUSALS, CallerQuota
 from alignedserve.gateway.openai.errors import ApiError, no_such_model, only_embeds
 from alignedserve.gateway.openai.promises import ServicePromise
 from alignedserve.gateway.openai.reading import AnswerPiece, AnswerReader, cost_of, join_pieces
@@ -144,10 +144,10 @@ class Answering:
         return await self.threads.do(lambda: asked.whole(requests, delivered))
 
     @contextmanager
-    def _paying(self, line: LineRequest) -> Iterator[Tab]:
+    def _paying(self, line: LineRequest) -> Iterator[CallerQuota]:
         """Take a place of the line's key, and let the line pay its tokens, as bodies at gateways do; give back at the
         end what it has not used. Raise KeyLimited where a place or the tokens are not left now."""
-        tab, is_refused = Tab(self.ledger, line.caller), False
+        tab, is_refused = CallerQuota(self.ledger, line.caller), False
         try:
             tab.admit()
             yield tab
@@ -176,7 +176,7 @@ class Answering:
         promise = ServicePromise(ServiceClass.BE, Slo(jct_s=line.jct_s), TIER)
         return promise, Origin(line.id, self.client.name, self.client.now(), line.caller, adapter, tried=tried)
 
-    def _read(self, line: LineRequest, tried: Tried, on_running: Callable[[], None], tab: Tab) -> _Asked:
+    def _read(self, line: LineRequest, tried: Tried, on_running: Callable[[], None], tab: CallerQuota) -> _Asked:
         """Return what a line asks for; long texts take long, so an event loop must not call this."""
         data, limits = json.dumps(line.body).encode(), (self.text, self.max_model_len)
         if line.endpoint is Endpoint.EMBEDDINGS:
@@ -215,7 +215,7 @@ class Answering:
                 pass
         return shape.whole()
 
-    async def _read_vector(self, tab: Tab, request: Request, choices: int) -> tuple[bytes, Charged]:
+    async def _read_vector(self, tab: CallerQuota, request: Request, choices: int) -> tuple[bytes, Charged]:
         follow = self.traces.follow(request, {}, choices, self.client.now)
         with RequestMeter(self.metrics, request, TIER, self.client.now, tab.caller.id) as meter, follow as trace:
 
@@ -232,7 +232,7 @@ class Answering:
         self,
         body: ChatRequest | CompletionRequest,
         on_running: Callable[[], None],
-        tab: Tab,
+        tab: CallerQuota,
         request: Request,
         choices: int,
     ) -> AnswerPiece:

@@ -66,13 +66,17 @@ class Prefetched:
 
 
 @dataclass(frozen=True, slots=True)
-class LetGo:
+class PrefetchDeclined:
     """A prefill worker has no room, or no more room, for these attempts; the KV is only in the pool, if anywhere."""
 
     attempts: _Attempts
 
 
-FormMessage: TypeAlias = Compress | Compressed | Prefetch | Evict | Prefetched | LetGo
+FormMessage: TypeAlias = Compress | Compressed | Prefetch | Evict | Prefetched | PrefetchDeclined
 FORM_SPEECH: Mapping[Role, tuple[type, ...]] = MappingProxyType(
-    {Role.POOL: (Compress,), Role.PREFILL: (Compressed, Prefetched, LetGo), Role.DECODE: (Compressed, Prefetch, Evict)}
+    {
+        Role.POOL: (Compress,),
+        Role.PREFILL: (Compressed, Prefetched, PrefetchDeclined),
+        Role.DECODE: (Compressed, Prefetch, Evict),
+    }
 )

@@ -29,29 +29,29 @@ from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.ranks import DecodeOrder, RankedRequests, in_turn, last_of_old
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds, StepBuilder, all_decodes
-from alignedserve.worker.step.view import PlannedStep, StepAhead, StepView, estimate_of, hosts_of
+from alignedserve.worker.step.view import PlannedStep, StepAhead, StepView, dominant_callers, estimate_of
 from alignedserve.worker.step.waiting_prompts import Ranked, WaitingPrompts
 
 # The worth of a first token in time, as late gaps between tokens: of chats without a late gap so far, and of any chat.
 GAPS_FOR_FIRST, MOST_GAPS = 2, 16
-HELD_TO = 0.75  # of the time of a step: prompts of documents beside chats that decode
+DOCUMENTS_PER_STEP = 0.75  # of the time of a step: prompts of documents beside chats that decode
 # The longest step with documents where another caller's chat may come, in times of the chat's prompt alone, and in
 # times of the step's decodes.
-OF_FIRST, OF_DECODES = 0.5, 2.0
+MAX_STEP_PER_PREFILL, MAX_STEP_PER_DECODES = 0.5, 2.0
 # Where this share of the memory is taken, and this share is held by chats, a step with documents takes at most so many
 # times the time of the chats' decodes.
-FULL, MANY, OF_CHATS = 0.85, 0.4, 1.2
+FULL_MEMORY, MANY_CHATS, MAX_STEP_PER_CHATS = 0.85, 0.4, 1.2
 # Beside chats of other callers, where steps pause: the longest layer, in times of the chat's prompt alone; and the
 # tokens that fit in any case, a part of those that saturate the hardware.
-OF_LAYER, OF_PIVOT = 0.3, 1 / 3
-OF_ALONE = 1.25  # of the time of guests' prompts alone: the longest step in which they run beside the host's requests
-OF_PAUSED = 1.5  # least time of a step with documents that leaves room for a pause, in times of the step's decodes
+MAX_LAYER_PER_PREFILL, LEAST_TOKENS_PER_PIVOT = 0.3, 1 / 3
+MAX_STEP_PER_OTHERS_ALONE = 1.25  # times other callers' prompts alone: the longest step in which they run beside all
+LEAST_STEP_PER_DECODES = 1.5  # times the step's decodes: the shortest step with documents that leaves room for a pause
 MOST_LONGER = 1.05  # times the newest step that was planned in full: a step ahead that goes on with its prompts
 MOST_WITHOUT = 4  # steps on end that leave documents out for prompts of chats; weighed with `plan_amid`
 NO_GAPS: Mapping[str, float] = MappingProxyType({})  # of parts: a single caller has work
 _ROUNDING_S = 1e-9  # slack is kept as an instant
 _AT_A_TIME = 32  # decodes, or prompts that wait, that are looked at
-_AMONG = 512  # prompts that wait, among which guests are looked for
+_AMONG = 512  # prompts that wait, among which those of callers that do not dominate are looked for
 
 
 class Aligned(Scheduler):
@@ -59,7 +59,7 @@ class Aligned(Scheduler):
         super().__init__(policy, most)
         self._near = NearLengths() if policy.grouping is Grouping.ALIGNED else None
         self.makes_pauses = policy.chunking is Chunking.SLO
-        self._ran_visitors = False  # whether the last step had visitors alone
+        self._ran_others = False  # whether the last step had prompts of other callers alone
         self._num_without_documents = 0  # steps on end that left documents out, as they had prompts of chats
 
     def plan(self, view: StepView) -> PlannedStep:
@@ -75,7 +75,7 @@ class Aligned(Scheduler):
         A chat's prompt that finds no memory or seat gets a document's, which waits until there is room again.
         """
         at, kept = view.at, self.kept(view)
-        ran_visitors, self._ran_visitors = self._ran_visitors, False
+        ran_others, self._ran_others = self._ran_others, False
         num_without, self._num_without_documents = self._num_without_documents, 0
         view.waiting.refresh(at.now, at.times, at.chunk)
         bounds = step_bounds(view, kept)
@@ -84,15 +84,15 @@ class Aligned(Scheduler):
         line, waiting = view.waiting.line, waiting_in_order(view)
 
         # The step may take R, a budget of prompt tokens, and as many requests as the engine takes.
-        hosts = hosts_of((*view.decodes, *view.prompts), view.waiting, at.firsts, at.block_size)
-        step = AlignedStep(view, bounds, budget_beside_guests(view, hosts), self.most)
-        if not ran_visitors:
-            step.add(step.seatable(visitors(view, step, hosts)))
-            self._ran_visitors = not step.is_empty
-            if self._ran_visitors:  # or a visitor was seated, and is fetched first
+        dominant = dominant_callers((*view.decodes, *view.prompts), view.waiting, at.expected_chats, at.block_size)
+        step = AlignedStep(view, bounds, budget_beside_others(view, dominant), self.most)
+        if not ran_others:
+            step.add(step.seatable(prompts_of_others(view, step, dominant)))
+            self._ran_others = not step.is_empty
+            if self._ran_others:  # or one was seated, and is fetched first
                 return step.selection
         step.add_together(first_decodes(view, kept))  # decodes of all chats, if all fit
-        step.budget = budget_beside_layers(view, step, hosts)
+        step.budget = budget_beside_layers(view, step, dominant)
         ranks = ranks_of(view, kept, step)  # the other requests that have a seat
         for is_rt in (True, False):
             if not is_rt:
@@ -127,13 +127,13 @@ class Aligned(Scheduler):
     def plan_amid(self, view: StepView, most_s: float) -> PlannedStep:
         """Return the prompts of chats that run in a pause of the running step (ConServe, FlowPrefill).
 
-        Only prompts with time for all their tokens run; what exceeds the budget goes on in the next pause, a guest's in
-        the next step. Prompts that the pool has pages of wait for the next step. Not weighed alone; all rules of pauses
-        together: p95 of first tokens 0.71 to 0.76 times, documents' tokens -0.8 to -0.9 % (two CPUs, simulated)."""
+        Only prompts with time for all their tokens run. What exceeds the budget goes on in the next pause, or in the
+        next step where the pause is for other callers than the dominant ones. Prompts that the pool has pages of wait
+        for the next step. Not weighed alone; all rules of pauses together: p95 of first tokens 0.71 to 0.76 times, documents' tokens -0.8 to -0.9 % (two CPUs, simulated)."""
         at = view.at
         view.waiting.refresh(at.now, at.times, at.chunk)
         step = StepBuilder(view, StepBounds(most_s, most_s, most_s), prompt_budget(at), self.most)
-        step.prompts_s = min(most_s, at.joins_s)  # the margin is in `most_s`
+        step.prompts_s = min(most_s, at.max_step_for_handoffs_s)  # the margin is in `most_s`
         step.add(chats_amid(view, step))
         return step.selection
 
@@ -149,7 +149,7 @@ class Aligned(Scheduler):
             return step.budget
         left = max(step.at.block_size, step.at.pivot) - step.estimate.chunk_tokens
         if left < step.budget:
-            left = max(left, step.fitting(HELD_TO * step.bound_s, 0, step.budget))
+            left = max(left, step.fitting(DOCUMENTS_PER_STEP * step.bound_s, 0, step.budget))
         return max(0, min(step.budget, left))
 
     def add_prompts(self, step: StepBuilder, prompts: Iterable[Ranked], is_rt: bool) -> None:
@@ -209,10 +209,10 @@ def is_worth_gaps(step: StepBuilder, prompt: WorkerRequest, size: int, most: int
         return False
     if step.estimate.with_chunk(min(most, step.at.block_size), prefix, remade) > step.decodes_s:
         return True
-    return are_few_gaps(step.decodes, now)
+    return may_sacrifice_gaps(step.decodes, now)
 
 
-def are_few_gaps(decodes: Iterable[WorkerRequest], now: float) -> bool:
+def may_sacrifice_gaps(decodes: Iterable[WorkerRequest], now: float) -> bool:
     """Return whether few decodes are in time, and fewer still had no late gap so far.
 
     Gain: in a rush on a machine where a prompt takes twice as long as a gap may, 75 % of first tokens are in time in
@@ -233,35 +233,35 @@ def prompt_budget(at: StepContext) -> int:
     return max(at.block_size, int(at.policy.budget_pivots * at.pivot))
 
 
-def budget_beside_guests(view: StepView, hosts: frozenset[str]) -> int:
-    """Return the most prompt tokens of a step: as many as saturate the hardware, where one or a few
-    callers, the hosts, have nearly all that is here, and chats of others, guests, may come.
+def budget_beside_others(view: StepView, dominant: frozenset[str]) -> int:
+    """Return the most prompt tokens of a step: as many as saturate the hardware, where one or a few callers dominate
+    and chats of others may come.
 
-    A guest waits for the end of the running step, or for a pause, and a step that fills R leaves no time for one. Gain:
-    with what `hosts_of` counts, p95 of first tokens beside prompts of 1,500 tokens on a CPU 250 to 24 ms (alone 14),
-    for 3 % of the flood's tokens."""
+    Such a chat waits for the end of the running step, or for a pause, and a step that fills R leaves no time for one.
+    Gain: with what `dominant_callers` counts, p95 of first tokens beside prompts of 1,500 tokens on a CPU 250 to 24 ms
+    (alone 14), for 3 % of the flood's tokens."""
     at, budget = view.at, prompt_budget(view.at)
-    if not hosts or len(at.firsts) < 2 or at.policy.chunking is not Chunking.SLO:
+    if not dominant or len(at.expected_chats) < 2 or at.policy.chunking is not Chunking.SLO:
         return budget
     return min(budget, max(at.block_size, at.pivot))
 
 
-def budget_beside_layers(view: StepView, step: StepBuilder, hosts: frozenset[str]) -> int:
-    """Return the most prompt tokens of a step that pauses for guests: the host's as many as keep the layers short, and
-    those of guests' prompts on top.
+def budget_beside_layers(view: StepView, step: StepBuilder, dominant: frozenset[str]) -> int:
+    """Return the most prompt tokens of a step that pauses for chats of other callers: the dominant callers' as many as
+    keep the layers short, and those of the others' prompts on top.
 
     Gain: p95 of first tokens beside prompts of 1,500 tokens on a CPU 19.5 to 17.0 ms, beside 64 sessions 22.3 to 17.4
     (alone 14), for 16 % and none of the flood's tokens.
     """
     at, callers = view.at, view.waiting.callers
-    firsts_s = [first_s for caller, first_s in at.firsts if caller not in hosts]
-    if not (hosts and firsts_s and at.layers) or len(at.firsts) < 2:
+    firsts_s = [first_s for caller, first_s in at.expected_chats if caller not in dominant]
+    if not (dominant and firsts_s and at.layers) or len(at.expected_chats) < 2:
         return step.budget
-    of_hosts = max(at.block_size, step.fitting(pausing_step_s(min(firsts_s), at), 0, step.budget))
-    guests = [prompt for prompt in view.prompts if prompt.promise.is_rt and prompt.request.caller not in hosts]
-    of_guests = sum(prompt.num_ahead for prompt in guests)
-    of_guests += sum(tokens for caller, tokens in callers.items() if caller not in hosts)
-    return min(step.budget, of_hosts + of_guests)
+    of_dominant = max(at.block_size, step.fitting(pausing_step_s(min(firsts_s), at), 0, step.budget))
+    others = [prompt for prompt in view.prompts if prompt.promise.is_rt and prompt.request.caller not in dominant]
+    of_others = sum(prompt.num_ahead for prompt in others)
+    of_others += sum(tokens for caller, tokens in callers.items() if caller not in dominant)
+    return min(step.budget, of_dominant + of_others)
 
 
 def pausing_step_s(first_s: float, at: StepContext) -> float:
@@ -270,7 +270,10 @@ def pausing_step_s(first_s: float, at: StepContext) -> float:
     The chat waits for one layer, at most 0.3 of its own time. For example, with 12 layers and 11 ms a step takes at
     most 40 ms. A third of the tokens that saturate the hardware fit in any case, or steps would do little but begin.
     """
-    return max(OF_LAYER * at.layers * first_s, estimate_of((), at).with_chunk(max(1, int(OF_PIVOT * at.pivot)), 0))
+    return max(
+        MAX_LAYER_PER_PREFILL * at.layers * first_s,
+        estimate_of((), at).with_chunk(max(1, int(LEAST_TOKENS_PER_PIVOT * at.pivot)), 0),
+    )
 
 
 # --- The order
@@ -294,33 +297,37 @@ def first_decodes(view: StepView, kept: DecodeOrder | None) -> Sequence[WorkerRe
     return decodes
 
 
-def visitors(view: StepView, step: StepBuilder, hosts: frozenset[str]) -> Iterator[Ranked]:
-    """Return the chats' prompts that run before all else, where nearly all that is here is the hosts'.
+def prompts_of_others(view: StepView, step: StepBuilder, dominant: frozenset[str]) -> Iterator[Ranked]:
+    """Return the chats' prompts of other callers that run before all else, where a few callers dominate.
 
-    A visitor has waited for the end of a step, and would wait for another step with the host's decodes and prompts. So
-    visitors run by themselves where the other step would take 1.25 times as long, and where all decodes are in time one
-    step later. That never happens twice in a row: a stream of visitors would stop the host's requests. Gain: beside a
+    Such a chat has waited for the end of a step, and would wait for another one with the dominant callers' decodes and
+    prompts. So these run by themselves where the other step would take 1.25 times as long, and where all decodes are in
+    time one step later. That never happens twice in a row: it would stop the dominant callers' requests. Gain: beside a
     flood of 64 chats on a CPU +8 to +16 points, -0.5 to +0.4 % of the flood's tokens; else 0.
     """
     decodes, prompts, waiting, at = view.decodes, view.prompts, view.waiting, view.at
-    if not hosts or waiting.callers.keys() <= hosts:  # as mostly; many prompts of hosts may wait
+    if not dominant or waiting.callers.keys() <= dominant:  # as mostly; many prompts of theirs may wait
         return iter(())
-    found = [each for each in waiting_in_order(view) if each[1].promise.is_rt and each[1].request.caller not in hosts]
+    found = [
+        each for each in waiting_in_order(view) if each[1].promise.is_rt and each[1].request.caller not in dominant
+    ]
     tokens, together = sum(prompt.num_ahead for _, prompt in found), estimate_of(decodes, at)
-    others = sum(prompt.num_ahead for prompt in prompts) + waiting.num_rt_tokens - tokens  # of hosts, nearly all
+    others = (
+        sum(prompt.num_ahead for prompt in prompts) + waiting.num_rt_tokens - tokens
+    )  # of dominant callers, nearly all
     alone_s = estimate_of((), at).with_chunk(tokens, 0)
-    is_shorter = together.with_chunk(tokens + min(step.budget, others), 0) >= OF_ALONE * alone_s
+    is_shorter = together.with_chunk(tokens + min(step.budget, others), 0) >= MAX_STEP_PER_OTHERS_ALONE * alone_s
     return iter(found if is_shorter and alone_s + together.seconds <= step.prompts_s else ())
 
 
 def chats_amid(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
     """Yield the prompts of chats that a pause has time for. Many may wait, and each event asks: few are looked at, and
-    guests are looked for among the first that wait."""
+    those of callers that do not dominate are looked for among the first that wait."""
     line, now, most_s = view.waiting.line, view.at.now, view.at.times.most_s
     waiting = chain(line.urgent(now, most_s, is_rt=True), line.later(now, most_s, is_rt=True))
-    if view.hosts:
+    if view.dominant:
         first = islice(view.waiting.real_time, _AMONG)
-        waiting = (((Rank.RT,), each) for each in first if each.request.caller not in view.hosts)
+        waiting = (((Rank.RT,), each) for each in first if each.request.caller not in view.dominant)
     for prompt in chain(view.prompts, (found for _, found in step.seatable(islice(waiting, _AT_A_TIME)))):
         if not prompt.blocks and step.seating.pages.has_to_fetch(prompt):
             continue
@@ -370,8 +377,10 @@ def step_bounds(view: StepView, kept: DecodeOrder | None = None) -> StepBounds:
         decodes = kept.real_time(kept.most)  # no step runs more decodes
     bound = after_slow_step_s(bound, late_s, decodes, at)
     prompts_s = _prompts_bound_s(decodes, prompts, waiting, at) if prompts or waiting else inf
-    calm_s = max(at.calm_s, min(gaps_s.values(), default=0.0))  # for a chat to come, of a caller with a part
-    about_s = min(calm_s, unnoticed_s(view), uncrowded_s(view), room_for_pause_s(bound, view))
+    max_step_for_arrivals_s = max(
+        at.max_step_for_arrivals_s, min(gaps_s.values(), default=0.0)
+    )  # for a chat to come, of a caller with a part
+    about_s = min(max_step_for_arrivals_s, unnoticed_s(view), uncrowded_s(view), room_for_pause_s(bound, view))
     return StepBounds(bound, min(bound, prompts_s), about_s, enough_for_prompts_s(view))
 
 
@@ -475,9 +484,16 @@ def uncrowded_s(view: StepView) -> float:
     here = [*chain(view.decodes, view.prompts)]
     chats = [running for running in here if running.promise.is_rt]
     most, taken = view.seating.total, view.seating.total - view.seating.blocks.num_free
-    if len(chats) == len(here) or taken < FULL * most or sum(len(chat.blocks) for chat in chats) <= MANY * most:
+    if (
+        len(chats) == len(here)
+        or taken < FULL_MEMORY * most
+        or sum(len(chat.blocks) for chat in chats) <= MANY_CHATS * most
+    ):
         return inf
-    return OF_CHATS * estimate_of((running for running in view.decodes if running.promise.is_rt), view.at).seconds
+    return (
+        MAX_STEP_PER_CHATS
+        * estimate_of((running for running in view.decodes if running.promise.is_rt), view.at).seconds
+    )
 
 
 def unnoticed_s(view: StepView) -> float:
@@ -491,15 +507,15 @@ def unnoticed_s(view: StepView) -> float:
     documents' tokens; with pauses from 1.33 to 1.2 times.
     """
     documents = [running for running in chain(view.decodes, view.prompts) if not running.promise.is_rt]
-    others = {running.request.caller for running in documents} if view.at.firsts else ()
-    noticed_s = [first_s for caller, first_s in view.at.firsts if any(other != caller for other in others)]
+    others = {running.request.caller for running in documents} if view.at.expected_chats else ()
+    noticed_s = [first_s for caller, first_s in view.at.expected_chats if any(other != caller for other in others)]
     if not noticed_s:
         return inf
-    least_s = OF_FIRST * min(noticed_s)
+    least_s = MAX_STEP_PER_PREFILL * min(noticed_s)
     chunk_s = estimate_of((), view.at).with_chunk(view.at.pivot, 0)
     if view.at.layers:
         least_s, chunk_s = pausing_step_s(min(noticed_s), view.at), 0.0
-    return max(least_s, chunk_s, OF_DECODES * estimate_of(view.decodes, view.at).seconds)
+    return max(least_s, chunk_s, MAX_STEP_PER_DECODES * estimate_of(view.decodes, view.at).seconds)
 
 
 def room_for_pause_s(bound: float, view: StepView) -> float:
@@ -510,10 +526,10 @@ def room_for_pause_s(bound: float, view: StepView) -> float:
     Weighed with `plan_amid`.
     """
     at = view.at
-    if not (at.layers and at.firsts) or bound == inf:
+    if not (at.layers and at.expected_chats) or bound == inf:
         return inf
-    room_s = bound / (1.0 + at.cost.uncertainty[Kind.MIXED].p90) - max(first_s for _, first_s in at.firsts)
-    return max(room_s, OF_PAUSED * estimate_of(view.decodes, at).seconds) if 3 * room_s >= bound else inf
+    room_s = bound / (1.0 + at.cost.uncertainty[Kind.MIXED].p90) - max(first_s for _, first_s in at.expected_chats)
+    return max(room_s, LEAST_STEP_PER_DECODES * estimate_of(view.decodes, at).seconds) if 3 * room_s >= bound else inf
 
 
 def fits_ahead(ahead: StepAhead, at: StepContext, most: int) -> bool:
@@ -525,7 +541,8 @@ def fits_ahead(ahead: StepAhead, at: StepContext, most: int) -> bool:
 
 
 def is_in_time(ahead: StepAhead, at: StepContext) -> bool:
-    """Return whether no chat's gap exceeds the promise, and a chat that comes waits for both steps `calm_s` at most.
+    """Return whether no chat's gap exceeds the promise, and a chat that comes waits at most
+    `max_step_for_arrivals_s` for both steps.
 
     Needed: a step that is planned ahead must not break what R keeps."""
     if at.policy.chunking is not Chunking.SLO:
@@ -540,4 +557,6 @@ def is_in_time(ahead: StepAhead, at: StepContext) -> bool:
         for running in ahead.decodes
     ):
         return False  # the running step took some of the time
-    return together_s <= at.calm_s and all(gap_s <= at.careful_s(tbt_s, kind) for gap_s, tbt_s in of_rt)
+    return together_s <= at.max_step_for_arrivals_s and all(
+        gap_s <= at.careful_s(tbt_s, kind) for gap_s, tbt_s in of_rt
+    )

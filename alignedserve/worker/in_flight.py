@@ -44,7 +44,7 @@ class StepsInFlight:
         self.takes_amid = False  # whether the running step may pause (open_to_pauses)
         self._paused_s = 0.0  # pauses of the running step so far
         self._goes_on = False  # whether the running step was planned while the one before it ran
-        self._void = 0  # number of the step that was planned after a failed step
+        self._discarded_step = 0  # number of the step that was planned after a failed step
         self._left: list[tuple[int, tuple[int, ...]]] = []  # the last step that may still write there, and blocks
 
     @property
@@ -57,9 +57,9 @@ class StepsInFlight:
         return self._looks_ahead and self._next is None and self._amid is None
 
     @property
-    def runs_in_vain(self) -> bool:
+    def is_discarded(self) -> bool:
         """Return whether no result of the running step will count."""
-        return self.running is not None and self.running.number == self._void
+        return self.running is not None and self.running.number == self._discarded_step
 
     @property
     def amid(self) -> StepPlan | None:
@@ -126,12 +126,14 @@ class StepsInFlight:
         if self._left:
             free = [blocks for last, blocks in self._left if last <= all_to]
             self._left = [(last, blocks) for last, blocks in self._left if last > all_to]
-        return Ended(plan, shape, all_to, free, counts=plan.number != self._void, paused=paused, paused_s=paused_s)
+        return Ended(
+            plan, shape, all_to, free, counts=plan.number != self._discarded_step, paused=paused, paused_s=paused_s
+        )
 
     def fail(self) -> None:
         """Note that the step that ended last failed: the next step has nothing to go on from."""
         if self.running is not None and self._goes_on:
-            self._void = self.running.number
+            self._discarded_step = self.running.number
 
     def leave(self, blocks: tuple[int, ...]) -> bool:
         """Keep blocks until the steps in flight have ended; return False where no step is: the blocks are free now."""

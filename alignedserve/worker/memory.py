@@ -195,7 +195,7 @@ class PlainMemory:
         `has_kv` says that the pool has KV of all the tokens: the request is no prompt."""
         tokens, pages = self.room_for(running), self.pages
         if pages.page_size:
-            if units_for(tokens, self.limits.block_size) - pages.num_read(running, has_kv) > self.num_free:
+            if units_for(tokens, self.limits.block_size) - pages.num_shared(running, has_kv) > self.num_free:
                 self.is_stuck = True
                 return False
             add_blocks(running, pages.share(running, has_kv))

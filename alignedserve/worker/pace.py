@@ -40,8 +40,8 @@ class ArrivalForecast:
     -2.9 to +4.9 points, most on a CPU with first tokens promised in 0.3 s where a chat comes in 2 s, and -0.7 to +2.2 %
     of the tokens of documents.
 
-    A chat is not to notice documents of other callers: `firsts` says how long a caller's prompts take alone, and the
-    scheduler keeps steps with documents of others to a part of that time.
+    A chat is not to notice documents of other callers: `expected_chats` says how long a caller's prompts take alone,
+    and the scheduler keeps steps with documents of others to a part of that time.
 
     Chats that a prefill worker hands on count too: this worker hears of such a chat at the end of a step, and the next
     token is due soon. Gain on 17 loads: long prompts beside lots of documents as 1+1 +3.0 points and +2.8 %, beside a
@@ -74,7 +74,7 @@ class ArrivalForecast:
         self._until = now + wait_s
         self._bound_s = SHARE * min(spare_s for _, spare_s in self._last)
 
-    def firsts(self, now: float) -> list[tuple[str, float]]:
+    def expected_chats(self, now: float) -> list[tuple[str, float]]:
         """Return the callers whose chats may come, with the mean time of the caller's prompts alone."""
         return [(caller, mean_s) for caller, (mean_s, until) in self._firsts.items() if now < until]
 
@@ -82,7 +82,7 @@ class ArrivalForecast:
         """Count a real-time request that was handed on to this worker."""
         self._joined.append((now, self._slo_scale * tbt_s))
 
-    def joins_s(self, now: float) -> float:
+    def max_step_for_handoffs_s(self, now: float) -> float:
         """Return the most time that a step with prompts may take, for the requests that are handed on meanwhile."""
         if not self._joined or now > self._joined[-1][0] + JOINED_S:
             return inf
@@ -225,8 +225,11 @@ class Pace:
         times, chunk = self.policy.ordering.times_of(self._recent.now), max(1, round(self._mean_chunk))
         room, block_size = self.room.tokens, self.limits.block_size
         at = StepContext(now, self.fit.model, times, room, block_size, chunk, self.policy, self.pivot)
-        at.calm_s, at.joins_s = self.coming.bound_s(now), self.coming.joins_s(now)
-        at.firsts, at.layers = self.coming.firsts(now), self.layers
+        at.max_step_for_arrivals_s, at.max_step_for_handoffs_s = (
+            self.coming.bound_s(now),
+            self.coming.max_step_for_handoffs_s(now),
+        )
+        at.expected_chats, at.layers = self.coming.expected_chats(now), self.layers
         at.enough_s = 0.0 if self._promise is None else self._promise.step_s(self.fit.model, now)
         return at
 

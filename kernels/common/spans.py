@@ -31,7 +31,7 @@ def _array_of(blocks: Sequence[int]) -> array[int]:
     return made
 
 
-class Lie(NamedTuple):
+class QuerySpan(NamedTuple):
     """The place of one request in a step: its queries are the last of its tokens."""
 
     queries: int  # tokens that run in this step
@@ -49,7 +49,7 @@ class Spans:
     triton/pieces.py, and `Places` in csrc/spans.h.
     """
 
-    def __init__(self, lies: Iterable[Lie], block_size: int) -> None:
+    def __init__(self, lies: Iterable[QuerySpan], block_size: int) -> None:
         self.block_size = block_size
         self._kept: dict[Hashable, Any] = {}
         rows, starts = [0], [0]
@@ -188,7 +188,7 @@ class LongChunks(NamedTuple):
     least: int  # tokens of the longest of their requests
     pages: int  # most blocks of a request
 
-    def suit(self, chunks: Sequence[Lie], rows: int) -> bool:
+    def suit(self, chunks: Sequence[QuerySpan], rows: int) -> bool:
         """Return whether the library may attend for these chunks, in a step of `rows` rows.
 
         It shares its work out as if all rows were of chunks, and reads blocks that are filled from the left."""
@@ -206,7 +206,7 @@ class StepSize(NamedTuple):
     adapted: bool = False  # whether some have adapters
     long: LongChunks | None = None  # where another library attends for the chunks
 
-    def holds(self, lies: Sequence[Lie], num_padding: int = 0) -> bool:
+    def holds(self, lies: Sequence[QuerySpan], num_padding: int = 0) -> bool:
         """Return whether a step of this size has room for these requests; the last ones are padding."""
         num_chunks = sum(lie.queries > 1 for lie in lies)
         has_room = len(lies) - num_chunks <= self.decodes and num_chunks <= self.chunks
@@ -222,7 +222,7 @@ class StaticSpans(Spans):
     such a table (`kept`) once, in a section, and provides how it is refilled.
     """
 
-    def __init__(self, size: StepSize, lies: Sequence[Lie], block_size: int, memory: StepMemory) -> None:
+    def __init__(self, size: StepSize, lies: Sequence[QuerySpan], block_size: int, memory: StepMemory) -> None:
         """Begin with these requests. The memory may be that of others too: of all of them, one is placed and replayed
         at a time. A block that several requests read is there once for each of them."""
         super().__init__((), block_size)
@@ -243,7 +243,7 @@ class StaticSpans(Spans):
         """Return a section for other numbers of the step, all of which must be filled before each `place`."""
         return self._inputs.section(count, dtype)
 
-    def place(self, lies: Sequence[Lie]) -> None:
+    def place(self, lies: Sequence[QuerySpan]) -> None:
         """Place these requests, which have as many tokens together as were captured, and send all sections."""
         spans, room = Spans(lies, self.block_size), self._inputs.memory.blocks.host
         if spans.num_rows != self.size.rows or not self.size.holds(lies):

@@ -25,7 +25,7 @@ from alignedserve.kernels.common.placing import StepMemory
 from alignedserve.kernels.common.quantised import quantised
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, LongChunks, Spans, StaticSpans, StepSize
+from alignedserve.kernels.common.spans import LongChunks, QuerySpan, Spans, StaticSpans, StepSize
 from alignedserve.kernels.dispatch.paged_libraries import PagedLibrary, find, misfit, pages_of, requests_of, unable
 
 _OFF = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}  # far above rounding errors, far below a fault
@@ -64,11 +64,11 @@ def _fault_of_library(
     generator = torch.Generator().manual_seed(0)
     kv_heads, head_dim = 2, 64
     lengths = (300, 7, 600, 40, 520)
-    made, blocks = list[Lie](), 0
+    made, blocks = list[QuerySpan](), 0
     for queries, tokens in zip((1, 1, 1, 30, 11), lengths, strict=True):
         its = tuple(range(blocks + (-(-tokens // page)), blocks, -1))
         blocks += len(its)
-        made.append(Lie(queries, tokens, its))
+        made.append(QuerySpan(queries, tokens, its))
     spans = Spans(made, page)
     cache = torch.full((2 * (blocks + 1), page, kv_heads * head_dim), torch.nan, dtype=dtype, device=device)
     vectors = cache.view(-1, cache.shape[-1])
@@ -99,7 +99,7 @@ def _fault_of_library(
     return None
 
 
-def _static(spans: Spans, lies: Sequence[Lie], device: torch.device) -> StaticSpans:
+def _static(spans: Spans, lies: Sequence[QuerySpan], device: torch.device) -> StaticSpans:
     """Return the same requests as in a captured step with room for more chunks, and for longer ones."""
     room = StepSize(spans.num_rows, len(lies), 2 * len(lies), long=LongChunks(1, len(spans.blocks)))
     memory = StepMemory(len(spans.blocks), room.rows, device, room.chunks * len(spans.blocks))
@@ -138,7 +138,7 @@ def _fault(
 
 def _spans() -> Spans:
     """Return a decode and a chunk that are long enough for several programs to attend to a tile."""
-    return Spans([Lie(1, 150, (2, ~0, *range(4, 12))), Lie(5, 141, (1, 3, *range(12, 19)))], _BLOCK_SIZE)
+    return Spans([QuerySpan(1, 150, (2, ~0, *range(4, 12))), QuerySpan(5, 141, (1, 3, *range(12, 19)))], _BLOCK_SIZE)
 
 
 def _cache(made: Callable[..., Tensor]) -> Tensor:
@@ -172,7 +172,7 @@ def _turned(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
 def _attended_new(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     """Return what decodes attend to that are rotated and written, by one kernel or by two, beside the cache; some are
     cut, and two layers find the same counters."""
-    spans = Spans([Lie(1, 150, (2, ~0, *range(4, 12))), Lie(1, 141, (1, 3, *range(12, 19)))], _BLOCK_SIZE)
+    spans = Spans([QuerySpan(1, 150, (2, ~0, *range(4, 12))), QuerySpan(1, 141, (1, 3, *range(12, 19)))], _BLOCK_SIZE)
     out = list[Tensor]()
     for norms in ((made(_SIZE // 2), made(_SIZE // 2)), (None, None)):
         cache, qkv, angles = _cache(made), made(2, 4 * _SIZE), (made(2, 5).float(), made(2, 5).float())

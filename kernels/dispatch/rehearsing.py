@@ -15,7 +15,7 @@ from alignedserve.core import Sampling
 from alignedserve.kernels.common.experts import ExpertWeights
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import QuerySpan, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 _DECODES, _PREFIX, _PROMPT = 16, 2048, 1024
@@ -102,7 +102,7 @@ def _attend(
     if tokens < queries or tokens < 2:  # a cache this small decodes too little to matter
         return
     each = -(-tokens // cache.shape[1])
-    lies = [Lie(queries, tokens, range(first * each, (first + 1) * each)) for first in range(requests)]
+    lies = [QuerySpan(queries, tokens, range(first * each, (first + 1) * each)) for first in range(requests)]
     query = torch.randn(requests * queries, heads, head_dim, device=cache.device).to(dtype)
     spans, scale = Spans(lies, cache.shape[1]), head_dim**-0.5
     if latent_rank is None:

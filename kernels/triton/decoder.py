@@ -16,7 +16,7 @@ from alignedserve.kernels.common.decoder import Angles, DecoderLayer, Heads, Inn
 from alignedserve.kernels.common.linear import LayerShape, Linear
 from alignedserve.kernels.common.placing import StepMemory
 from alignedserve.kernels.common.reference import Reference
-from alignedserve.kernels.common.spans import Lie, Spans, StaticSpans, StepSize
+from alignedserve.kernels.common.spans import QuerySpan, Spans, StaticSpans, StepSize
 from alignedserve.kernels.common.summing import Residual, SumThenNorm
 from alignedserve.kernels.triton.few_rows import MOST_ROWS
 from alignedserve.kernels.triton.launch import benchmark, benchmark_in_a_graph
@@ -144,7 +144,7 @@ class TritonDecoder:
         """Let the first layer stand for all; what it writes is no request's."""
         (layer, heads), block_size = self._layers[0], cache.shape[1]
         each = min(-(-_DECODED // block_size), len(cache) // 2 // decodes)
-        lies = [Lie(1, min(_DECODED, each * block_size), range(n * each, (n + 1) * each)) for n in range(decodes)]
+        lies = [QuerySpan(1, min(_DECODED, each * block_size), range(n * each, (n + 1) * each)) for n in range(decodes)]
         memory = StepMemory(each * decodes, decodes, cache.device)
         spans = StaticSpans(StepSize(decodes, decodes), lies, block_size, memory)
         qkv = torch.randn(decodes, layer.qkv.shape.out, device=cache.device).to(layer.qkv.shape.dtype)

@@ -27,7 +27,7 @@ from alignedserve.core import Sampling
 from alignedserve.kernels.common.decoder import Heads, Inner, Norm
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import QuerySpan, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels, choose
 from alignedserve.kernels.dispatch.paged_attention import Fastest, PagedKernels
 from alignedserve.kernels.dispatch.paged_libraries import PAGE as PAGE_OF_LIBRARIES
@@ -180,7 +180,7 @@ class Attending:
         counts = [-(-length // block_size) for length in lengths]
         blocks = random.Random(0).sample(range(sum(counts)), sum(counts))
         self.tables = [tuple(blocks.pop() for _ in range(count)) for count in counts]
-        lies = [Lie(queries, length, own) for length, own in zip(lengths, self.tables, strict=True)]
+        lies = [QuerySpan(queries, length, own) for length, own in zip(lengths, self.tables, strict=True)]
         self.cache = randn(2 * sum(counts), block_size, kv_dim(model))
         self.heads = Heads(model.heads, model.kv_heads, model.head_dim)
         self.qkv = randn(queries * len(lengths), (model.heads + 2 * model.kv_heads) * model.head_dim)

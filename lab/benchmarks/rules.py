@@ -72,7 +72,7 @@ def one_pivot(at: StepContext) -> int:
 RULES: Mapping[str, SchedulingRule] = {
     "saturating documents": (aligned.Aligned, "documents_budget", lambda _real: lambda _self, step: step.budget),
     "after a slow step": (aligned, "after_slow_step_s", lambda _real: lambda bound, *_: bound),
-    "few gaps": (aligned, "are_few_gaps", always(False)),
+    "few gaps": (aligned, "may_sacrifice_gaps", always(False)),
     "gaps": (aligned, "is_worth_gaps", always(False)),
     "documents decode first": (
         aligned,
@@ -83,10 +83,10 @@ RULES: Mapping[str, SchedulingRule] = {
     "budget": (aligned, "prompt_budget", lambda _real: lambda at: at.room),
     "memory stays free": (RecentNeed, "spare_blocks", always(0)),
     "chats to come": (ArrivalForecast, "bound_s", always(inf)),
-    "chats handed on": (ArrivalForecast, "joins_s", always(inf)),
+    "chats handed on": (ArrivalForecast, "max_step_for_handoffs_s", always(inf)),
     "near lengths": (NearLengths, "choose", lambda _real: lambda _self, found, _view: found),
     "another key": (aligned, "unnoticed_s", always(inf)),
-    "visitors": (aligned, "visitors", always(())),
+    "other callers alone": (aligned, "prompts_of_others", always(())),
     "factor of four": (aligned, "prompt_budget", lambda _real: one_pivot),
     "late decay": (dues, "decays", always(False)),
     "pages waited for": (NextPages, "holds_up", always(False)),

@@ -24,12 +24,12 @@ from alignedserve.errors import ConfigError
 from alignedserve.interrupt import LeavesAtOnce
 from alignedserve.lab.cli.flags import (
     BenchOptions,
-    WhatIsFuzzed,
+    FuzzFlags,
+    OutputFlags,
+    RunFlags,
     WhatIsPlanned,
     WhatIsReproduced,
     WhatIsSaved,
-    WhatIsWritten,
-    WhatRuns,
 )
 
 # --- simulate
@@ -42,7 +42,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     Several presets, seeds or rates are compared: each figure is a mean over the seeds and half its range.
     docs/how/simulate.md says the rest."""
     parser.usage = "%(prog)s [flags]\n       %(prog)s --replay FILE\n       %(prog)s --diff FILE FILE"
-    for declared in (WhatRuns, WhatIsWritten, WhatIsSaved):
+    for declared in (RunFlags, OutputFlags, WhatIsSaved):
         add_flags(parser, declared)
     parser.set_defaults(run=_simulate)
 
@@ -58,7 +58,7 @@ def _simulate(args: argparse.Namespace) -> int:
         from alignedserve.lab.cli.simulate import run
 
     presets = _presets(args)
-    return run(replace(flags_of(args, WhatRuns), settings=set_of(args)), presets, flags_of(args, WhatIsWritten))
+    return run(replace(flags_of(args, RunFlags), settings=set_of(args)), presets, flags_of(args, OutputFlags))
 
 
 def _simulate_saved(args: argparse.Namespace, mode: str) -> int:
@@ -122,7 +122,7 @@ def add_fuzz(parser: argparse.ArgumentParser) -> None:
         "       %(prog)s --replay FILE\n"
         "       %(prog)s --diff FILE FILE"
     )
-    add_flags(parser, WhatIsFuzzed)
+    add_flags(parser, FuzzFlags)
     parser.set_defaults(run=_fuzz)
 
 
@@ -134,7 +134,7 @@ def _fuzz(args: argparse.Namespace) -> int:
         raise ConfigError(f"--jobs {args.jobs} is more than there are seeds, --seeds {args.seeds}")
     with LeavesAtOnce():
         from alignedserve.lab.cli.fuzz import run
-    return run(flags_of(args, WhatIsFuzzed))
+    return run(flags_of(args, FuzzFlags))
 
 
 # --- promise

@@ -29,7 +29,7 @@ _JOBS = flag("J", "processes that share several runs (default: as many as cores)
 
 
 @dataclass(frozen=True)
-class WhatRuns:
+class RunFlags:
     """The flags that say what `simulate` runs."""
 
     preset: str = flag(
@@ -75,7 +75,7 @@ class WhatRuns:
 
 
 @dataclass(frozen=True)
-class WhatIsWritten:
+class OutputFlags:
     """The flags that name the files of `simulate`."""
 
     out: Path | None = flag(
@@ -120,7 +120,7 @@ class WhatIsReproduced:
 
 
 @dataclass(frozen=True)
-class WhatIsFuzzed(WhatIsSaved):
+class FuzzFlags(WhatIsSaved):
     """The flags of `fuzz`."""
 
     seeds: int = flag("N", "how many seeds (default: %(default)s)", 200, type=whole(1), group="what to run")

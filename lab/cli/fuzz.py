@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from alignedserve.cli.terminal.arguments import check_writable
-from alignedserve.lab.cli.flags import WhatIsFuzzed
+from alignedserve.lab.cli.flags import FuzzFlags
 from alignedserve.lab.fuzzing.fuzz import FuzzVerdict, attempt, record
 from alignedserve.lab.fuzzing.recording import first_difference, read_scenario, repeated, tell
 from alignedserve.lab.fuzzing.scenario import lines
@@ -21,7 +21,7 @@ from alignedserve.lab.processes import processes
 _TELL_EVERY_S = 5.0
 
 
-def run(asked: WhatIsFuzzed) -> int:
+def run(asked: FuzzFlags) -> int:
     """Return 0 where no seed fails and compared runs are the same, and 1 otherwise."""
     if asked.save is not None:
         check_writable(asked.save)
@@ -73,7 +73,7 @@ class _FuzzTally:
         )
 
 
-def _many(asked: WhatIsFuzzed) -> int:
+def _many(asked: FuzzFlags) -> int:
     seeds = count(asked.start) if asked.until_failure else range(asked.start, asked.start + asked.seeds)
     tally = _FuzzTally()
     with processes(asked.jobs) as started:
@@ -99,7 +99,7 @@ def _try(seed: int) -> FuzzVerdict:
 # --- One seed
 
 
-def _run_seed(asked: WhatIsFuzzed, seed: int) -> int:
+def _run_seed(asked: FuzzFlags, seed: int) -> int:
     scenario = draw_scenario(seed)
     verdict = attempt(scenario) if asked.save is None else record(scenario, asked.save)
     print("\n".join(lines(scenario)))
@@ -111,7 +111,7 @@ def _run_seed(asked: WhatIsFuzzed, seed: int) -> int:
     return 0 if verdict.failure is None else 1
 
 
-def _explain(verdict: FuzzVerdict, asked: WhatIsFuzzed) -> None:
+def _explain(verdict: FuzzVerdict, asked: FuzzFlags) -> None:
     """Print the shrunk schedule, and the command that shows it again."""
     assert verdict.failure is not None
     print(f"\nseed {verdict.seed}, shrunk:")

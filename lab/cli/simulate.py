@@ -11,7 +11,7 @@ from pathlib import Path
 
 from alignedserve.cli.terminal.arguments import check_writable
 from alignedserve.errors import SimulateError, file_errors
-from alignedserve.lab.cli.flags import WhatIsWritten, WhatRuns
+from alignedserve.lab.cli.flags import OutputFlags, RunFlags
 from alignedserve.lab.fuzzing.recording import first_difference, read_trial, repeated, tell
 from alignedserve.lab.loads.figures.tables import write
 from alignedserve.lab.loads.records import record_file
@@ -28,7 +28,7 @@ from alignedserve.progress import ProgressBar
 _WRONG = 1  # the simulation found something wrong with itself
 
 
-def run(asked: WhatRuns, presets: Sequence[str], files: WhatIsWritten) -> int:
+def run(asked: RunFlags, presets: Sequence[str], files: OutputFlags) -> int:
     how = asked.cluster, asked.profile, asked.transport, asked.gateway_ms, asked.settings
     common = trial_of(presets, asked.workload, *how)
     planned = trials(common, presets, asked.seeds or (asked.seed,), asked.rates or ())
@@ -43,7 +43,7 @@ def run(asked: WhatRuns, presets: Sequence[str], files: WhatIsWritten) -> int:
     return _complain(runs)
 
 
-def _all(files: WhatIsWritten, planned: Sequence[SimulationTrial], jobs: int | None) -> list[TrialRun]:
+def _all(files: OutputFlags, planned: Sequence[SimulationTrial], jobs: int | None) -> list[TrialRun]:
     if len(planned) == 1:
         with ProgressBar(planned[0].name, sys.stderr) as progress:
             return [_run_trial(files, planned[0], alone=True, on_progress=progress.show)]
@@ -55,11 +55,11 @@ def _all(files: WhatIsWritten, planned: Sequence[SimulationTrial], jobs: int | N
     return [found[trial] for trial in planned]
 
 
-def _run_of_many(files: WhatIsWritten, trial: SimulationTrial) -> TrialRun:
+def _run_of_many(files: OutputFlags, trial: SimulationTrial) -> TrialRun:
     return _run_trial(files, trial, alone=False, on_progress=lambda _ended, _all_requests: None)
 
 
-def _run_trial(files: WhatIsWritten, trial: SimulationTrial, alone: bool, on_progress: OnProgress) -> TrialRun:
+def _run_trial(files: OutputFlags, trial: SimulationTrial, alone: bool, on_progress: OnProgress) -> TrialRun:
     """Run the trial and write its record; only the figures are kept of it, since there may be many runs."""
     record = _record_of(files, trial, on_progress)
     if alone:
@@ -69,7 +69,7 @@ def _run_trial(files: WhatIsWritten, trial: SimulationTrial, alone: bool, on_pro
     return TrialRun.from_record(trial, record)
 
 
-def _record_of(files: WhatIsWritten, trial: SimulationTrial, on_progress: OnProgress) -> RunRecord:
+def _record_of(files: OutputFlags, trial: SimulationTrial, on_progress: OnProgress) -> RunRecord:
     if files.save is not None:
         return run_saved(trial, on_progress, files.save)
     if files.page is not None:
@@ -104,7 +104,7 @@ def diff(first: Path, second: Path) -> int:
 # --- Before the first run
 
 
-def _check(files: WhatIsWritten, planned: Sequence[SimulationTrial]) -> None:
+def _check(files: OutputFlags, planned: Sequence[SimulationTrial]) -> None:
     """Refuse options that cannot work, before anything runs."""
     for trial in planned:
         settings_of(trial)
@@ -118,7 +118,7 @@ def _check(files: WhatIsWritten, planned: Sequence[SimulationTrial]) -> None:
         plots.check(files.plot)
 
 
-def _check_files(files: WhatIsWritten, alone: bool) -> None:
+def _check_files(files: OutputFlags, alone: bool) -> None:
     named = [files.json, files.csv, _steps_beside(files.csv) if files.csv and alone else None]
     paths = [path for path in (*named, files.plot, files.timeline, files.record, files.save, files.page) if path]
     for path in paths:
@@ -145,7 +145,7 @@ def _folder(path: Path | None) -> Iterator[None]:
 # --- What is written
 
 
-def _write_single(files: WhatIsWritten, trial: SimulationTrial, record: RunRecord) -> None:
+def _write_single(files: OutputFlags, trial: SimulationTrial, record: RunRecord) -> None:
     _write(files.csv, lambda: requests_csv(record))
     _write(files.csv and _steps_beside(files.csv), lambda: steps_csv(record))
     _write(files.timeline, lambda: timeline(record, files.timeline_limit))
@@ -168,7 +168,7 @@ def _steps_beside(requests: Path) -> Path:
     return requests.with_name(f"{requests.stem}-steps.csv")
 
 
-def _write_all(files: WhatIsWritten, runs: Sequence[TrialRun], text: str) -> None:
+def _write_all(files: OutputFlags, runs: Sequence[TrialRun], text: str) -> None:
     _write(files.json, lambda: document(runs))
     if len(runs) > 1:
         _write(files.csv, lambda: runs_csv(runs))

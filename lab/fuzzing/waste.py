@@ -35,7 +35,7 @@ from alignedserve.lab.simulator.machines.faults import Fault, Forge, LinkFault, 
 from alignedserve.lab.simulator.machines.process import Process
 from alignedserve.lab.simulator.machines.world import World
 from alignedserve.protocol.commands import Send, SendKv
-from alignedserve.protocol.form_messages import LetGo
+from alignedserve.protocol.form_messages import PrefetchDeclined
 from alignedserve.protocol.messages import Attempt, AttemptLost, Cancel, Commit, Member, Prefix, Pull, Resend, Submit
 
 LOOK_S = 0.25  # between two looks
@@ -75,7 +75,7 @@ class WasteWatch:
         match command.message:
             case Pull(number, request, attempt):
                 self._pulled[by.holder, command.to, number] = (request, attempt)
-            case LetGo(attempts):
+            case PrefetchDeclined(attempts):
                 self._need_not_come.update((by.name, attempt) for attempt in attempts)
             case Commit(entry):
                 self._need_not_come.add((by.name, (entry.request.id, entry.request.attempt)))

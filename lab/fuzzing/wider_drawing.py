@@ -12,7 +12,7 @@ from typing import Any
 
 from alignedserve.config.config import of_preset
 from alignedserve.config.presets import presets
-from alignedserve.core import Fold, ServiceClass, Sight, units_for
+from alignedserve.core import AttentionPattern, Fold, ServiceClass, units_for
 from alignedserve.lab.fuzzing.scenario import TOPOLOGIES, Ask, AskedVector, Scenario, least_pages
 from alignedserve.lab.simulator.machines.faults import Skew
 from alignedserve.papers.names import SchedulerName
@@ -127,7 +127,7 @@ def some_with_folds(drawn: Scenario) -> Scenario:
     if draw.random() > 1 / 4 or limits.reach is not None or not drawn.policy.drops:
         return drawn
     size, blocks = draw.choice((1, 2, 7, 20, 20, 60)), draw.choice((2, 3, 6))
-    sight = Sight(window=size) if draw.random() < 2 / 3 else Sight(stretch=size)
+    sight = AttentionPattern(window=size) if draw.random() < 2 / 3 else AttentionPattern(stretch=size)
     return replace(drawn, limits=replace(limits, fold=Fold(sight, blocks)))
 
 

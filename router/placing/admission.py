@@ -81,7 +81,7 @@ class Returning:
 _RECENT_S = 30.0  # what came free this long ago counts half
 _SOON_S = 1.0  # the shortest wait that a client is asked for ...
 _LATEST_S = 60.0  # ... and the longest: OpenAI's own client ignores a longer Retry-After
-_TIMES = 2  # the bounds, of all callers together
+MAX_OVERCOMMIT = 2  # the bounds, of all callers together
 _PATIENT_PROMPTS = 5  # times as long as its prompt alone takes: a chat in line may wait so long in any case
 _MOST_TRIES = 2  # that make a client's patience longer: as often as OpenAI's and Anthropic's clients come again
 _NAMED = {ServiceClass.RT: "chats", ServiceClass.BE: "best-effort requests"}
@@ -312,7 +312,7 @@ class Admission:
         if self.num_open < self._most_open:
             return None
         is_within = self._is_within(own + 1, self._most_open, request, self._weights)
-        if is_within and self.num_open < _TIMES * self._most_open:
+        if is_within and self.num_open < MAX_OVERCOMMIT * self._most_open:
             return None
         rate = self.ends.rate(now)
         why = f"the server is full: {self.num_open} requests are open, and at most {self._most_open} may be"
@@ -325,7 +325,7 @@ class Admission:
         """
         service = request.service
         bound, num, tokens = self._queues.bound(service), self._num_queued[service], self._tokens_queued[service]
-        is_bounded = num < _TIMES * bound.requests and tokens < _TIMES * bound.tokens
+        is_bounded = num < MAX_OVERCOMMIT * bound.requests and tokens < MAX_OVERCOMMIT * bound.tokens
         if is_bounded and self._is_within_queue(request, bound):
             return None
         if num >= bound.requests:
@@ -425,7 +425,7 @@ class Admission:
         if not open_by.keys() - {request.caller}:
             return False
         own = self.holdings.rt_tokens * open_by[request.caller] / open_by.total()
-        return self._is_within(own + self.holdings.usual(request), ahead.memory, request, open_by)
+        return self._is_within(own + self.holdings.marginal_tokens(request), ahead.memory, request, open_by)
 
 
 def _take(counted: Counter[str], caller: str, number: int) -> None:

@@ -146,7 +146,7 @@ class Holdings:
         """Return the tokens that real-time requests alone will hold."""
         return self._rt.tokens
 
-    def usual(self, request: Request) -> int:
+    def marginal_tokens(self, request: Request) -> int:
         """Return by how many tokens many such requests would each raise the sum."""
         return (self._held(request).usual + 1) // 2
 

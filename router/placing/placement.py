@@ -33,11 +33,12 @@ from alignedserve.router.placing.ranking import Loads, Rooms
 from alignedserve.scheduling.lengths import mean_and_upper
 from alignedserve.scheduling.policy import Policy
 
-PILED_LENT = 0.25  # the same where prefill workers decode, and none hands a request on to the decode worker just now
 PILED_BE_S = 10.0  # and best-effort prompts, when a decode worker with chats would finish them sooner by this
 HELPED_S = 1.0  # in which a decode worker that got a prompt will get another
 MOST_HELP, RECENT_S = 0.1, 5.0  # from this share of recent time with prompts on, a decode worker gets no requests
-PILED_TTFT = 0.5  # prompts have piled up when a chat would wait for this share of the ttft
+QUEUE_SHARE_OF_TTFT = 0.5  # prompts have piled up when a chat would wait for this share of the ttft
+# The same where prefill workers decode, and none hands a request on to the decode worker just now.
+QUEUE_SHARE_OF_TTFT_WHEN_PREFILL_DECODES = 0.25
 Pools: TypeAlias = Mapping[str, str]  # node -> name of its pool
 _MORE_HELD = 4  # tokens more that a worker may hold than another, for each token that it need not compute
 
@@ -162,7 +163,7 @@ class Placement:
 
     # --- Workers, and the work that they have
 
-    def met(self, worker: Member) -> None:
+    def add_worker(self, worker: Member) -> None:
         if worker.name not in self._roles:
             self._num_workers[worker.kind] += 1
         if self._node.get(worker.name, worker.node) != worker.node:  # it has started again on another node
@@ -174,7 +175,7 @@ class Placement:
             self._run_prompts_at.setdefault(worker.node, {})[worker.name] = None
         self._update_load(worker.name)
 
-    def lost(self, member: str) -> None:
+    def remove_worker(self, member: str) -> None:
         self._prompts.pop(member, None)
         self._late.pop(member, None)
         self._help.pop(member, None)
@@ -196,7 +197,7 @@ class Placement:
         self._rooms_of(worker).forget(worker)
         self._run_prompts_at.get(self._node[worker], {}).pop(worker, None)
 
-    def renewed(self, member: str) -> None:
+    def restart_worker(self, member: str) -> None:
         """Note that the member has started again: what its earlier incarnation had is gone."""
         self._prompts.pop(member, None)
         self._late.pop(member, None)
@@ -226,7 +227,7 @@ class Placement:
     def _decodes(self, worker: str) -> bool:
         return worker in self._lent or self._roles.get(worker) is Role.DECODE
 
-    def kept(self, request: Request, node: str, pools: Pools) -> None:
+    def note_prefix(self, request: Request, node: str, pools: Pools) -> None:
         """Remember that the KV of the prompt is on this node, where the pool keeps it."""
         if self._policy.reuse and node in pools:
             pieces = self._pieces.pop(request.id, None)
@@ -235,7 +236,7 @@ class Placement:
     def pool_lost(self, pool: str) -> None:
         self._beginnings.forget(pool)
 
-    def came(
+    def add_request(
         self,
         member: str,
         request: Request,
@@ -257,7 +258,7 @@ class Placement:
     def moved(self, before: str, to: str, request: Request, now: float) -> None:
         """Note that a request has left one member for another."""
         tokens = self._answers.take(before, request.id, now)
-        self.came(to, request, now, self.left(before, request), tokens)
+        self.add_request(to, request, now, self.remove_request(before, request), tokens)
 
     def asked(self, request: Request, now: float) -> None:
         """Note that a new request has come, admitted or not."""
@@ -267,7 +268,7 @@ class Placement:
         """Note the length of the output of a chat that has ended."""
         self._answers.ended(request, length)
 
-    def left(self, member: str, request: Request) -> HeldMemory | None:
+    def remove_request(self, member: str, request: Request) -> HeldMemory | None:
         """Note that a request has left the member, and return the memory that was expected."""
         self._answers.take(member, request.id, 0.0)
         self._num_at[member] -= 1
@@ -377,12 +378,12 @@ class Placement:
         if first is None:
             return self._least(Role.DECODE, request.service, now) if self._lends else None
         if known.at and self._num_workers[self._prompts_on] > 1:
-            first = self._first_through(first, request, known, now)
+            first = self._earliest_first_token(first, request, known, now)
         if self._prompts_on is Role.DECODE:
             return first
         return self._helper(first, request, known, now) or first
 
-    def _first_through(self, least: str, request: Request, known: Known, now: float) -> str:
+    def _earliest_first_token(self, least: str, request: Request, known: Known, now: float) -> str:
         """Return the worker with the earliest first token: the least loaded, or one near its prefix.
 
         A beginning that all requests share would draw all to one worker, which would decode slowly: so a worker that
@@ -469,7 +470,11 @@ class Placement:
         if is_rt and room < rooms.blocks(len(request.prompt)) <= (rooms.for_chats(decode) or 0):
             return decode  # on the prefill worker the prompt would wait for memory
         first_s = self._first_token_s(prefill, request, known, now)
-        waits = PILED_LENT if lends and decode not in self._coming.values() else PILED_TTFT
+        waits = (
+            QUEUE_SHARE_OF_TTFT_WHEN_PREFILL_DECODES
+            if lends and decode not in self._coming.values()
+            else QUEUE_SHARE_OF_TTFT
+        )
         if is_rt and first_s <= waits * request.slo.ttft_s:
             return None
         if is_rt:

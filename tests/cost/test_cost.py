@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.core import Chunk, Decode, Fold, KvForm, Sampling, Sight, StepPlan
+from alignedserve.core import AttentionPattern, Chunk, Decode, Fold, KvForm, Sampling, StepPlan
 from alignedserve.cost.fit import OnlineCost, Point, fit, spread
 from alignedserve.cost.model import (
     Coefficients,
@@ -461,7 +461,9 @@ def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
 
 
-@pytest.mark.parametrize("changes", [{"reach": 9}, {"fold": Fold(Sight(9), 3)}, {"fold": Fold(Sight(stretch=8), 2)}])
+@pytest.mark.parametrize(
+    "changes", [{"reach": 9}, {"fold": Fold(AttentionPattern(9), 3)}, {"fold": Fold(AttentionPattern(stretch=8), 2)}]
+)
 def test_what_a_worker_gives_back_of_its_memory_is_known_to_its_profile(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:

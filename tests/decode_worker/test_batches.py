@@ -15,7 +15,7 @@ from alignedserve.papers.names import SchedulerName
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, Event, KvReceived, MemberJoined, MemberLost, StepDone
 from alignedserve.protocol.figures import MOST_LENGTHS, DecodeLengths, Lengths
-from alignedserve.protocol.form_messages import LetGo, Prefetch, Prefetched
+from alignedserve.protocol.form_messages import Prefetch, PrefetchDeclined, Prefetched
 from alignedserve.protocol.messages import (
     ROUTER,
     AskBatch,
@@ -326,7 +326,7 @@ class TestPrefetching:
 
     def test_so_does_what_is_let_go(self, waiting: Worker) -> None:
         self.come(waiting, "d2")
-        waiting.hears(said("prefill-0", LetGo((("d2", 0),))))
+        waiting.hears(said("prefill-0", PrefetchDeclined((("d2", 0),))))
         waiting.next_joins()
         assert waiting.joined == [11, 12]
 

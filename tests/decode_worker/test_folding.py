@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.architectures.config import fold_of
-from alignedserve.core import Decode, Entry, Fold, FoldKv, KvForm, Sampling, ServiceClass, Sight, StepResult, units_for
+from alignedserve.core import (
+    AttentionPattern,
+    Decode,
+    Entry,
+    Fold,
+    FoldKv,
+    KvForm,
+    Sampling,
+    ServiceClass,
+    StepResult,
+    units_for,
+)
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.papers.names import SchedulerName
@@ -27,10 +38,14 @@ from alignedserve.worker.windows import MOST_FOLDS
 from tests.samples import LIMITS, POOL_MEMBER, member, request
 
 DECODE_MEMBER = member("decode-0")
-FOLD = Fold(Sight(window=20), blocks=3)
+FOLD = Fold(AttentionPattern(window=20), blocks=3)
 SIZE = LIMITS.block_size
 SIZES = st.integers(1, 100)
-SIGHTS = st.builds(Sight, SIZES) | st.builds(Sight, st.none(), SIZES) | st.builds(Sight, SIZES, SIZES)
+SIGHTS = (
+    st.builds(AttentionPattern, SIZES)
+    | st.builds(AttentionPattern, st.none(), SIZES)
+    | st.builds(AttentionPattern, SIZES, SIZES)
+)
 FOLDS = st.builds(Fold, SIGHTS, blocks=st.integers(2, 9))
 
 
@@ -54,7 +69,7 @@ def test_what_is_spared_says_what_is_folded_and_how_many_blocks_are_held(
 
 
 @given(SIGHTS, st.integers(0, 500))
-def test_a_token_is_read_as_far_as_a_window_or_a_stretch_goes(sight: Sight, position: int) -> None:
+def test_a_token_is_read_as_far_as_a_window_or_a_stretch_goes(sight: AttentionPattern, position: int) -> None:
     first = sight.first_read(position)
     of_window = [max(0, position - sight.window + 1)] if sight.window else []
     of_stretch = [position // sight.stretch * sight.stretch] if sight.stretch else []
@@ -63,15 +78,20 @@ def test_a_token_is_read_as_far_as_a_window_or_a_stretch_goes(sight: Sight, posi
     assert first <= sight.first_read(position + 1), "what is read no more is never read again"
 
 
-@given(st.lists(st.sampled_from((None, Sight(8), Sight(12), Sight(None, 4))), max_size=24), st.sampled_from((12, 13)))
+@given(
+    st.lists(
+        st.sampled_from((None, AttentionPattern(8), AttentionPattern(12), AttentionPattern(None, 4))), max_size=24
+    ),
+    st.sampled_from((12, 13)),
+)
 def test_each_layer_that_reads_all_gets_as_much_room_and_no_layer_gives_it_twice(
-    sights: list[Sight | None], positions: int
+    sights: list[AttentionPattern | None], positions: int
 ) -> None:
     layers = fold_of(sights, positions)
     whole = [layer for layer, sight in enumerate(sights) if sight is None]
     narrow = len(sights) - len(whole)
     if layers is None:
-        assert not whole or narrow < len(whole) or Sight(12) in sights
+        assert not whole or narrow < len(whole) or AttentionPattern(12) in sights
         return
     assert [*layers.rooms] == whole
     assert layers.fold.blocks == 1 + narrow // len(whole)
@@ -82,7 +102,7 @@ def test_each_layer_that_reads_all_gets_as_much_room_and_no_layer_gives_it_twice
 
 
 @given(st.lists(SIGHTS, min_size=1, max_size=5), st.integers(0, 2000))
-def test_nothing_is_folded_that_any_layer_reads(sights: list[Sight], position: int) -> None:
+def test_nothing_is_folded_that_any_layer_reads(sights: list[AttentionPattern], position: int) -> None:
     layers = fold_of([*sights, None], 10**9)
     assert layers is not None
     assert layers.fold.sight.first_read(position) <= min(sight.first_read(position) for sight in sights)
@@ -324,4 +344,4 @@ def test_folded_pages_get_no_name_and_those_after_them_do() -> None:
 @pytest.mark.parametrize(("window", "blocks"), [(0, 2), (4, 1)])
 def test_a_fold_that_spares_nothing_is_none(window: int, blocks: int) -> None:
     with pytest.raises(AssertionError, match="nothing comes free"):
-        Fold(Sight(window), blocks)
+        Fold(AttentionPattern(window), blocks)

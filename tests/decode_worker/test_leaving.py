@@ -12,7 +12,7 @@ from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.lab.fuzzing.worker_views import blocks_of, num_preemptions
 from alignedserve.protocol.commands import Command, ReceiveKv, RunStep, Send, SendKv
 from alignedserve.protocol.events import CopiedIn, Event, KvReceived, KvSent, MemberJoined, MemberLost, StepDone
-from alignedserve.protocol.form_messages import Evict, LetGo, Prefetched
+from alignedserve.protocol.form_messages import Evict, PrefetchDeclined, Prefetched
 from alignedserve.protocol.messages import (
     ROUTER,
     Batch,
@@ -122,7 +122,7 @@ def test_it_goes_beside_the_steps_and_is_pulled_when_there_is_room_again(worker:
 
 
 def test_it_stays_where_there_is_no_room_for_it_and_is_not_sent_there_again_soon(worker: Worker) -> None:
-    worker.hears(said("prefill-0", LetGo((D2,))))
+    worker.hears(said("prefill-0", PrefetchDeclined((D2,))))
     assert not [message for message in sent(worker.steps(), "prefill-0") if isinstance(message, Evict)]
     assert worker.runs == ["d1", "d2"]
     assert num_preemptions(worker.core) == 0, "it has not left"
@@ -153,7 +153,7 @@ def test_and_where_the_prefill_worker_is_lost_before_or_while_it_is_sent(worker:
 def test_what_is_there_no_longer_is_computed_anew(worker: Worker, how: str) -> None:
     is_there(worker)
     if how == "let go":
-        worker.hears(said("prefill-0", LetGo((D2,))))
+        worker.hears(said("prefill-0", PrefetchDeclined((D2,))))
     if how == "lost":
         worker.hears(MemberLost(PREFILL))
     worker.steps()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from alignedserve.core import Request, ServiceClass
-from alignedserve.kernels.common.spans import Lie, StaticSpans
+from alignedserve.kernels.common.spans import QuerySpan, StaticSpans
 from alignedserve.scheduling.policy import Policy, Room
 from tests.conftest import SOAK
 from tests.engine.deployment import BLOCK, BLOCKS, LIMITS, Deployment, deployed
@@ -35,7 +35,7 @@ def test_what_they_say_is_what_they_say_alone(
 ) -> None:
     tally, most_named, place = Tally(), [0], StaticSpans.place
 
-    def noting(spans: StaticSpans, lies: Sequence[Lie]) -> None:
+    def noting(spans: StaticSpans, lies: Sequence[QuerySpan]) -> None:
         most_named.append(max(most_named[-1], sum(-(-lie.tokens // BLOCK) for lie in lies)))
         place(spans, lies)
 

@@ -19,13 +19,13 @@ from alignedserve.architectures.config import fold_of
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.core import (
+    AttentionPattern,
     Decode,
     Fold,
     KvForm,
     Request,
     Sampling,
     ServiceClass,
-    Sight,
     StepPlan,
     units_for,
 )
@@ -34,7 +34,7 @@ from alignedserve.engine.models.folding import FoldedAttention, fold_blocks
 from alignedserve.engine.models.runs import Run
 from alignedserve.errors import PlanError, UnsupportedModel
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import QuerySpan, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.lab.fuzzing.worker_views import num_preemptions
 from alignedserve.scheduling.policy import Policy
@@ -48,7 +48,7 @@ from tests.reference import Tally, compare, load
 from tests.samples import request
 
 WINDOW, BLOCKS = 12, 40
-W, S = Sight(window=8), Sight(stretch=13)
+W, S = AttentionPattern(window=8), AttentionPattern(stretch=13)
 WIDE = 0.25  # numbers of random weights: with the usual ones attention hardly counts
 CHATS = Policy()
 NOTHING_SHARED = replace(CHATS, reuse=False)
@@ -92,7 +92,9 @@ MAKERS: dict[str, tuple[Callable[[Path], Path], int]] = {  # and how many blocks
     ),
     "llama4": (lambda folder: llama4(folder, initializer_range=WIDE, attention_chunk_size=WINDOW), 4),
 }
-SIGHTS = {name: Sight(stretch=WINDOW) if name == "llama4" else Sight(window=WINDOW) for name in MAKERS}
+SIGHTS = {
+    name: AttentionPattern(stretch=WINDOW) if name == "llama4" else AttentionPattern(window=WINDOW) for name in MAKERS
+}
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +122,7 @@ def test_older_files_that_name_no_types_have_the_windows_of_their_family(
     config = json.loads((folder / "config.json").read_text())
     del config["layer_types"]
     (folder / "config.json").write_text(json.dumps(config))
-    assert fold_in(folder) == Fold(Sight(WINDOW), blocks)
+    assert fold_in(folder) == Fold(AttentionPattern(WINDOW), blocks)
     assert Engine(folder, num_blocks=1, dtype="float32").config.fold == read_config(folder).fold
 
 
@@ -247,7 +249,9 @@ def test_a_fold_copies_what_layers_without_a_window_keep(folders: dict[str, Path
     "sights",
     [[W, W, None, W], [S, S, None, S], *map(rarely, ([None, W, W, None, W, W, W], [W, None] * 2))],
 )
-def test_every_kernel_reads_folded_blocks_as_if_they_were_not(kernels: Kernels, sights: list[Sight | None]) -> None:
+def test_every_kernel_reads_folded_blocks_as_if_they_were_not(
+    kernels: Kernels, sights: list[AttentionPattern | None]
+) -> None:
     torch.manual_seed(len(sights))
     layers, heads, kv_heads, head_dim, into = fold_of(sights, MAX_POSITIONS), 4, 2, 16, 30
     assert layers is not None
@@ -264,9 +268,9 @@ def test_every_kernel_reads_folded_blocks_as_if_they_were_not(kernels: Kernels, 
     left = [*range(into, into + groups), *long.kv.blocks[groups * fold.blocks :]]
     spared = groups * (fold.blocks - 1) * BLOCK
     attention = FoldedAttention([replace(long, kv=KvForm(tuple(left), spared)), short], folded, layers, kernels)
-    spans = Spans([Lie(len(run.tokens), run.end, run.kv.blocks) for run in (long, short)], BLOCK)
+    spans = Spans([QuerySpan(len(run.tokens), run.end, run.kv.blocks) for run in (long, short)], BLOCK)
     for layer, sight in enumerate(sights):
-        read = sight or Sight()
+        read = sight or AttentionPattern()
         query, scoring = torch.randn(8, heads, head_dim), Scoring(head_dim**-0.5, read.window, stretch=read.stretch)
         k, v = torch.randn(2, 8, kv_heads * head_dim).unbind()
         kernels.write(whole[layer], spans, k, v)

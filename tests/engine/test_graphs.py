@@ -35,7 +35,7 @@ from alignedserve.fallbacks import fallbacks
 from alignedserve.kernels.common.adapters import StaticAdapters
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, LongChunks, Spans, StaticSpans, StepSize
+from alignedserve.kernels.common.spans import LongChunks, QuerySpan, Spans, StaticSpans, StepSize
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.dispatch.paged_libraries import requests_of
 from tests.conftest import examples
@@ -344,7 +344,7 @@ def test_more_chunks_than_there_is_room_for_run_as_they_are() -> None:
     graphs = graphs_of(lambda step: step, most=80, most_tokens=80)
     graphs.capture_all(lambda: PLENTY, 0)
     for chunks, is_replayed in ((32, True), (33, False)):
-        found = graphs.replay([Lie(2, 2, (1,))] * chunks, Inputs([5] * 2 * chunks, {}, None), [1, 3])
+        found = graphs.replay([QuerySpan(2, 2, (1,))] * chunks, Inputs([5] * 2 * chunks, {}, None), [1, 3])
         assert (found is not None) is is_replayed
         assert found is None or found.logits.flatten().tolist() == [6, 6]
     assert not fallbacks()
@@ -413,10 +413,12 @@ def test_a_step_with_more_blocks_than_there_are_places_for_runs_as_it_is(caplog:
     graphs.capture_all(lambda: PLENTY, 0)
     tokens = Inputs([*range(3)], {}, None)
     for _ in range(2):
-        assert graphs.replay([Lie(1, 68, range(17))] * 2 + [Lie(1, 64, range(16))], tokens, range(3)) is None
+        assert (
+            graphs.replay([QuerySpan(1, 68, range(17))] * 2 + [QuerySpan(1, 64, range(16))], tokens, range(3)) is None
+        )
     assert [told.why for told in fallbacks()] == ["captured steps have room for 50 blocks"]
     assert len(caplog.messages) == 1
-    assert graphs.replay([Lie(1, 64, range(16))] * 3, tokens, range(3)) is not None
+    assert graphs.replay([QuerySpan(1, 64, range(16))] * 3, tokens, range(3)) is not None
 
 
 def test_there_is_a_place_for_each_block_of_each_request_unless_that_takes_too_much() -> None:
@@ -561,28 +563,28 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs_module, "_LEAST_LONG_ROWS", 16)
 
 
-DECODING, TURNED = Lie(1, 9, (1, 2, 3)), Lie(1, 9, (~1, 2, 3))
+DECODING, TURNED = QuerySpan(1, 9, (1, 2, 3)), QuerySpan(1, 9, (~1, 2, 3))
 
 
 @pytest.mark.usefixtures("small_sizes")
 @pytest.mark.parametrize(
     ("lies", "by_library"),
     [
-        ([Lie(12, 30, range(8))], True),
-        ([DECODING, TURNED, Lie(12, 30, range(8)), Lie(2, 2, (9,))], True),
-        ([*[DECODING] * 8, Lie(8, 200, range(50))], True),
-        ([*[DECODING] * 9, Lie(7, 200, range(50))], False),
-        ([*[DECODING] * 9, Lie(8, 200, range(50))], False),
-        ([Lie(12, 29, range(8))], False),
-        ([DECODING._replace(tokens=200, blocks=range(50)), Lie(12, 29, range(8))], False),
-        ([Lie(12, 30, (*range(7), ~7))], False),
-        ([Lie(12, 30, range(8)), *[Lie(2, 2, (9,))] * 7], True),
-        ([Lie(12, 30, range(8)), *[Lie(2, 2, (9,))] * 8], False),
+        ([QuerySpan(12, 30, range(8))], True),
+        ([DECODING, TURNED, QuerySpan(12, 30, range(8)), QuerySpan(2, 2, (9,))], True),
+        ([*[DECODING] * 8, QuerySpan(8, 200, range(50))], True),
+        ([*[DECODING] * 9, QuerySpan(7, 200, range(50))], False),
+        ([*[DECODING] * 9, QuerySpan(8, 200, range(50))], False),
+        ([QuerySpan(12, 29, range(8))], False),
+        ([DECODING._replace(tokens=200, blocks=range(50)), QuerySpan(12, 29, range(8))], False),
+        ([QuerySpan(12, 30, (*range(7), ~7))], False),
+        ([QuerySpan(12, 30, range(8)), *[QuerySpan(2, 2, (9,))] * 7], True),
+        ([QuerySpan(12, 30, range(8)), *[QuerySpan(2, 2, (9,))] * 8], False),
     ],
     ids=["long", "beside others", "half the rows", "less than half", "half with padding", "short", "a long decode",
          "from the right", "eight chunks", "nine chunks"],
 )  # fmt: skip
-def test_another_library_has_the_steps_with_chunks_of_long_requests(lies: list[Lie], by_library: bool) -> None:
+def test_another_library_has_the_steps_with_chunks_of_long_requests(lies: list[QuerySpan], by_library: bool) -> None:
     made = ByLibrary()
     graphs = made.graphs()
     graphs.capture_all(lambda: PLENTY, 0)
@@ -631,7 +633,7 @@ def test_a_library_that_cannot_be_captured_costs_no_other_graph(
     assert [size.rows for size in graphs.captured] == [1, 2, 4, 8, 16, 20, 16, 32, 64]
     assert not graphs.left_out
     assert caplog.text.count("tokens with prompts of long requests are not captured") == 1
-    found = graphs.replay([Lie(12, 30, range(8))], Inputs([5] * 12, {}, None), [11])
+    found = graphs.replay([QuerySpan(12, 30, range(8))], Inputs([5] * 12, {}, None), [11])
     assert found is not None
 
 
@@ -692,7 +694,7 @@ def test_large_steps_are_captured_first_as_long_as_memory_is_left(caplog: pytest
     graphs.capture_all(lambda: next(left) << 20, 100 << 20)
     assert [size.rows for size in graphs.captured] == [16, 20]
     assert "decode steps of 8 requests and fewer are not captured: less than 100 MB are free" in caplog.text
-    lies = [Lie(1, 5, (1, 2))] * 3
+    lies = [QuerySpan(1, 5, (1, 2))] * 3
     assert graphs.replay(lies, Inputs([1, 2, 3], {}, None), range(3)) is None
     found = graphs.replay(lies * 4, Inputs([*range(12)], {}, None), range(12))
     assert found is not None
@@ -725,7 +727,7 @@ def test_no_size_keeps_logits_of_its_own() -> None:
     """With a large vocabulary, logits per size would take gigabytes."""
     graphs = graphs_of(lambda step: step)
     graphs.capture_all(lambda: PLENTY, 0)
-    found = [graphs.replay([Lie(1, 1, (1,))] * n, Inputs([3] * n, {}, None), range(n)) for n in (3, 12)]
+    found = [graphs.replay([QuerySpan(1, 1, (1,))] * n, Inputs([3] * n, {}, None), range(n)) for n in (3, 12)]
     assert len({computed.logits.data_ptr() for computed in found if computed is not None}) == 1
 
 

@@ -18,7 +18,7 @@ from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.forms.int8_pages import Int8Pages
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import QuerySpan, Spans
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kvpool.arena.arena import Arena, Contents
 from alignedserve.protocol.extents import Extents, PageBytes, PageKind
@@ -183,7 +183,7 @@ def attention_error(plain: Engine, lossy: Engine, tokens: int, blocks: Sequence[
     KV."""
     model, kernels = plain.config, choose(torch.device("cpu"), plain.dtype).kernels
     queries, errors = 32, []
-    spans = Spans([Lie(queries, tokens, blocks)], BLOCK)
+    spans = Spans([QuerySpan(queries, tokens, blocks)], BLOCK)
     for layer in range(model.num_layers):
         slots = spans.new_slots
         k = plain.cache[layer].view(-1, model.kv_dim)[slots]

@@ -16,7 +16,7 @@ from alignedserve.gateway.access import budgets as module
 from alignedserve.gateway.access.budgets import FILE, Budgets
 from alignedserve.gateway.access.keys import Caller, KeyEntry, KeyRing, Limits, hash_key
 from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger
-from alignedserve.gateway.http.limits import CONVERTED_TOKENS, TRIAL_S, Tab
+from alignedserve.gateway.http.limits import CONVERTED_TOKENS, TRIAL_S, CallerQuota
 from alignedserve.gateway.openai.errors import ApiError
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway
@@ -133,22 +133,22 @@ def test_what_is_being_written_at_the_end_is_written_once(tmp_path: Path, monkey
 
 def test_other_work_counts_without_a_limit_of_the_minute() -> None:
     ledger = Ledger(budgets=Budgets(now=Clock()))
-    tab = Tab(ledger, Caller("ann", limits=Limits(tokens_per_day=10)))
+    tab = CallerQuota(ledger, Caller("ann", limits=Limits(tokens_per_day=10)))
     tab.convert(4 * CONVERTED_TOKENS)
     tab.try_grammars([6 * TRIAL_S])
     tab.close(is_refused=True)
     assert ledger.budgets.used("ann") == (6, 6), "a refusal gives back all but trials"
-    other = Tab(ledger, tab.caller)
+    other = CallerQuota(ledger, tab.caller)
     other.convert(4 * CONVERTED_TOKENS)
     other.close()
     assert ledger.budgets.over("ann", tab.caller.limits) is not None
 
 
-def tab_of(ledger: Ledger, tokens_per_day: int = 1000) -> Tab:
-    return Tab(ledger, Caller("ann", limits=Limits(tokens_per_day=tokens_per_day)))
+def tab_of(ledger: Ledger, tokens_per_day: int = 1000) -> CallerQuota:
+    return CallerQuota(ledger, Caller("ann", limits=Limits(tokens_per_day=tokens_per_day)))
 
 
-def paid(tab: Tab, most: int, choices: int = 1, prompt: int = 10, has_limit: bool = True) -> int:
+def paid(tab: CallerQuota, most: int, choices: int = 1, prompt: int = 10, has_limit: bool = True) -> int:
     """Let a body pay, and return how many tokens its outputs may have together; -1 where it is refused."""
     try:
         tab.admit()
@@ -185,9 +185,9 @@ def test_outputs_without_a_limit_hold_more_as_they_grow_and_end_with_the_budget(
     other.close()
     assert long.use(1), "the other one has used nothing"
     runner = Ledger(place=JOB_RUNNER)
-    line = Tab(runner, long.caller)
+    line = CallerQuota(runner, long.caller)
     assert paid(line, most=8000, has_limit=False) == 2990
-    assert paid(Tab(runner, long.caller), most=1) == -1, "a line holds all that it may use"
+    assert paid(CallerQuota(runner, long.caller), most=1) == -1, "a line holds all that it may use"
 
 
 def test_what_one_gateway_holds_the_others_know_and_its_next_life_forgets(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ from alignedserve.gateway.http.limits import (
     TRIAL_S,
     USUAL_TOKENS,
     BytePace,
+    CallerQuota,
     RefusalPace,
-    Tab,
     format_time,
 )
 from alignedserve.gateway.openai.errors import ApiError
@@ -60,7 +60,7 @@ def refused_for(act: Callable[[], None]) -> int:
     return 0
 
 
-def left(tab: Tab) -> int:
+def left(tab: CallerQuota) -> int:
     return int(tab.headers()["x-ratelimit-remaining-tokens"])
 
 
@@ -72,7 +72,7 @@ def scored(prompt: int, most: int, top: int) -> Request:
     return replace(asked(prompt, most), sampling=Sampling(logprobs=top))
 
 
-def pay(tab: Tab, asked: Request) -> None:
+def pay(tab: CallerQuota, asked: Request) -> None:
     tab.pay([asked], len(asked.prompt), has_limit=True)
 
 
@@ -86,7 +86,7 @@ class WritingOwner(FakeOwner):
 class TestTabs:
     def test_requests_come_back_evenly(self) -> None:
         now, ledger = [100.0], Ledger()
-        enter = Tab(ledger, caller(requests_per_minute=6), lambda: now[0]).enter
+        enter = CallerQuota(ledger, caller(requests_per_minute=6), lambda: now[0]).enter
         assert [refused_for(enter) for _ in range(8)] == [0] * 6 + [10, 10]
         now[0] += 9.5
         assert refused_for(enter) == 1
@@ -97,7 +97,7 @@ class TestTabs:
 
     def test_tokens_may_be_overdrawn_and_are_waited_for(self) -> None:
         now, ledger = [100.0], Ledger()
-        tab = Tab(ledger, caller(tokens_per_minute=600), lambda: now[0])
+        tab = CallerQuota(ledger, caller(tokens_per_minute=600), lambda: now[0])
         tab.admit()
         assert not tab.use(1000)
         assert refused_for(tab.admit) == 41
@@ -107,10 +107,10 @@ class TestTabs:
 
     def test_all_that_a_body_may_cost_is_taken_before_it_begins_and_the_rest_comes_back(self) -> None:
         ledger = Ledger()
-        tab = Tab(ledger, caller(tokens_per_minute=600), lambda: 100.0)
+        tab = CallerQuota(ledger, caller(tokens_per_minute=600), lambda: 100.0)
         tab.pay([asked(30, 100), asked(30, 100)], prompt_tokens=30, has_limit=True)
         assert left(tab) == 600 - 230
-        assert refused_for(lambda: pay(Tab(ledger, tab.caller, lambda: 100.0), asked(1, 400))) == 4
+        assert refused_for(lambda: pay(CallerQuota(ledger, tab.caller, lambda: 100.0), asked(1, 400))) == 4
         tab.use(50)
         assert left(tab) == 600 - 230
         tab.settle()
@@ -120,20 +120,20 @@ class TestTabs:
         assert left(tab) == 600 - 80
 
     def test_a_body_that_was_refused_costs_nothing(self) -> None:
-        tab = Tab(Ledger(), caller(tokens_per_minute=600), lambda: 100.0)
+        tab = CallerQuota(Ledger(), caller(tokens_per_minute=600), lambda: 100.0)
         pay(tab, asked(30, 100))
         tab.close(is_refused=True)
         assert left(tab) == 600
 
     def test_a_body_that_a_minute_cannot_pay_is_never_served(self) -> None:
-        tab = Tab(Ledger(), caller(tokens_per_minute=1000), lambda: 100.0)
+        tab = CallerQuota(Ledger(), caller(tokens_per_minute=1000), lambda: 100.0)
         with pytest.raises(ApiError, match="may cost 40012 tokens, and this API key is limited to 1000") as refused:
             tab.pay([asked(3, 100)] * 400, prompt_tokens=12, has_limit=True)
         assert (refused.value.status, refused.value.code, left(tab)) == (400, "beyond_key_limit", 1000)
 
     def test_outputs_without_a_limit_get_a_minute_together(self) -> None:
         """Each takes a usual length before it begins; what comes beyond is taken as it comes."""
-        tab = Tab(Ledger(), caller(tokens_per_minute=1000), lambda: 100.0)
+        tab = CallerQuota(Ledger(), caller(tokens_per_minute=1000), lambda: 100.0)
         requests = tab.pay([asked(40, 2000)] * 4, prompt_tokens=40, has_limit=False)
         assert [request.max_tokens for request in requests] == [240] * 4
         assert left(tab) == 1000 - 40 - 4 * 125
@@ -141,12 +141,14 @@ class TestTabs:
         assert left(tab) == 1000 - 740 - LUMP
         tab.close()
         assert left(tab) == 1000 - 740
-        unlimited = Tab(Ledger(), caller(), lambda: 100.0).pay([asked(40, 2000)], prompt_tokens=40, has_limit=False)
+        unlimited = CallerQuota(Ledger(), caller(), lambda: 100.0).pay(
+            [asked(40, 2000)], prompt_tokens=40, has_limit=False
+        )
         assert [request.max_tokens for request in unlimited] == [2000]
 
     def test_what_arrives_beyond_is_taken_while_there_is_some(self) -> None:
         now, ledger = [100.0], Ledger()
-        tab, other = (Tab(ledger, caller(tokens_per_minute=600), lambda: now[0]) for _ in range(2))
+        tab, other = (CallerQuota(ledger, caller(tokens_per_minute=600), lambda: now[0]) for _ in range(2))
         pay(other, asked(1, 499))
         assert [tab.use(tokens) for tokens in (30, LUMP, 5, 1, 1)] == [True, True, True, True, False]
         assert left(tab) == 0
@@ -156,13 +158,13 @@ class TestTabs:
 
     def test_log_probabilities_in_flight_are_limited_and_come_back(self) -> None:
         ledger, ann = Ledger(), caller(most_logprobs=1000)
-        first, second, third = (Tab(ledger, ann) for _ in range(3))
+        first, second, third = (CallerQuota(ledger, ann) for _ in range(3))
         first.hold_logprobs([scored(30, 100, top=5)], has_limit=True)
         assert refused_for(lambda: second.hold_logprobs([scored(30, 67, top=5)], has_limit=True)) == 1
         second.hold_logprobs([scored(30, 66, top=5)], has_limit=True)
         third.hold_logprobs([scored(30, 4000, top=5)], has_limit=False, is_streamed=True)
         third.hold_logprobs([asked(30, 4000)], has_limit=True)
-        Tab(ledger, caller("bob", most_logprobs=1000)).hold_logprobs([scored(30, 100, top=9)], has_limit=True)
+        CallerQuota(ledger, caller("bob", most_logprobs=1000)).hold_logprobs([scored(30, 100, top=9)], has_limit=True)
         assert refused_for(lambda: third.hold_logprobs([scored(30, 1, top=5)], has_limit=True)) == 1
         first.close()
         first.close()
@@ -172,7 +174,7 @@ class TestTabs:
     def test_log_probabilities_of_outputs_without_a_limit_are_held_as_they_come(self) -> None:
         most = 5 * 2 * USUAL_TOKENS
         ledger, ann = Ledger(), caller(most_logprobs=most)
-        first, second = (Tab(ledger, ann) for _ in range(2))
+        first, second = (CallerQuota(ledger, ann) for _ in range(2))
         for tab in (first, second):
             tab.hold_logprobs([scored(30, most // 5, top=4)], has_limit=False)
         assert first.use(USUAL_TOKENS)
@@ -182,7 +184,7 @@ class TestTabs:
 
     def test_a_body_takes_a_place_for_each_choice(self) -> None:
         ledger, ann = Ledger(), caller(most_open=5)
-        first, second = Tab(ledger, ann), Tab(ledger, ann)
+        first, second = CallerQuota(ledger, ann), CallerQuota(ledger, ann)
         first.admit()
         first.hold_places(4)
         second.admit()
@@ -198,7 +200,7 @@ class TestTabs:
         """Each choice takes some of the gateway's memory, and without keys nobody has a limit of its own."""
         monkeypatch.setattr("alignedserve.gateway.http.limits.MOST_CHOICES", 10)
         ledger = Ledger()
-        first, second = (Tab(ledger, ANONYMOUS) for _ in range(2))
+        first, second = (CallerQuota(ledger, ANONYMOUS) for _ in range(2))
         for tab in (first, second):
             tab.admit()
         first.hold_places(8)
@@ -211,13 +213,13 @@ class TestTabs:
 
     def test_vectors_run_in_the_places_that_are_left(self) -> None:
         ledger, ann = Ledger(), caller(most_open=5)
-        tabs = [Tab(ledger, ann) for _ in range(3)]
+        tabs = [CallerQuota(ledger, ann) for _ in range(3)]
         assert [tab.hold_up_to(4) for tab in tabs] == [4, 1, 0]
-        assert Tab(ledger, caller("bob")).hold_up_to(9) == 9
+        assert CallerQuota(ledger, caller("bob")).hold_up_to(9) == 9
 
     def test_places_are_given_back(self) -> None:
         ledger, ann = Ledger(), caller(most_open=2)
-        tabs = [Tab(ledger, ann) for _ in range(3)]
+        tabs = [CallerQuota(ledger, ann) for _ in range(3)]
         assert [refused_for(tab.admit) for tab in tabs] == [0, 0, 1]
         for tab in tabs:
             tab.close()
@@ -227,12 +229,12 @@ class TestTabs:
     def test_a_caller_does_not_use_up_the_limit_of_another(self) -> None:
         ledger = Ledger()
         names = [f"caller {number}" for number in range(100)]
-        tabs = [Tab(ledger, caller(name, requests_per_minute=1, most_open=1)) for name in names]
+        tabs = [CallerQuota(ledger, caller(name, requests_per_minute=1, most_open=1)) for name in names]
         assert [refused_for(tab.enter) or refused_for(tab.admit) for tab in tabs] == [0] * 100
         assert all(refused_for(tab.enter) for tab in tabs)
 
     def test_no_limits_no_headers(self) -> None:
-        tab = Tab(Ledger(), ANONYMOUS)
+        tab = CallerQuota(Ledger(), ANONYMOUS)
         assert [refused_for(tab.enter) or refused_for(tab.admit) for _ in range(1000)] == [0] * 1000
         assert tab.headers() == {}
 
@@ -242,7 +244,7 @@ class TestTabs:
         now, ledger, taken, most = [100.0], Ledger(), 0, 0
         for after_s, tokens in asked:
             now[0] += after_s
-            tab = Tab(ledger, caller(tokens_per_minute=per_minute), lambda: now[0])
+            tab = CallerQuota(ledger, caller(tokens_per_minute=per_minute), lambda: now[0])
             if not refused_for(tab.admit):
                 tab.use(tokens)
                 taken, most = taken + tokens, max(most, tokens)
@@ -254,7 +256,7 @@ class TestSeveralGateways:
     def test_they_share_what_a_key_has(self, tmp_path: Path) -> None:
         first, second = (Ledger(tmp_path / "limits", place) for place in (0, 1))
         ann = caller(requests_per_minute=3, most_open=3)
-        tabs = [Tab(ledger, ann, lambda: 100.0) for ledger in (first, second, first, second)]
+        tabs = [CallerQuota(ledger, ann, lambda: 100.0) for ledger in (first, second, first, second)]
         assert [refused_for(tab.enter) for tab in tabs] == [0, 0, 0, 20]
         assert [refused_for(tab.admit) for tab in tabs] == [0, 0, 0, 1]
         tabs[1].close()
@@ -262,7 +264,7 @@ class TestSeveralGateways:
 
     def test_lines_of_jobs_leave_chats_their_places_and_take_what_chats_leave(self, tmp_path: Path) -> None:
         ann = caller(most_open=3)
-        lines, chats = (Tab(Ledger(tmp_path / "limits", place), ann) for place in (JOB_RUNNER, 0))
+        lines, chats = (CallerQuota(Ledger(tmp_path / "limits", place), ann) for place in (JOB_RUNNER, 0))
         assert (lines.hold_up_to(2), chats.hold_up_to(9)) == (2, 3)
         assert lines.hold_up_to(9) == 2, "three chats have all places now"
         chats.close()
@@ -271,12 +273,12 @@ class TestSeveralGateways:
     def test_the_places_of_a_dead_gateway_are_free_again(self, tmp_path: Path) -> None:
         first, second = (Ledger(tmp_path / "limits", place) for place in (0, 1))
         ann = caller(most_open=3)
-        tabs = [Tab(ledger, ann) for ledger in (first, first, second)]
+        tabs = [CallerQuota(ledger, ann) for ledger in (first, first, second)]
         for tab in tabs:
             tab.admit()
         first.close()
         again = Ledger(tmp_path / "limits", 0)
-        assert [refused_for(Tab(again, ann).admit) for _ in range(3)] == [0, 0, 1]
+        assert [refused_for(CallerQuota(again, ann).admit) for _ in range(3)] == [0, 0, 1]
 
     def test_their_file_is_not_stale_while_a_gateway_has_it(self, tmp_path: Path) -> None:
         path = tmp_path / "limits"
@@ -293,7 +295,7 @@ class TestOverHttp:
     @pytest.fixture(autouse=True)
     def at_one_moment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Stop the clock, so that no budget refills, however long a test takes."""
-        monkeypatch.setattr(Tab, "__init__", partialmethod(Tab.__init__, now=lambda: 100.0))
+        monkeypatch.setattr(CallerQuota, "__init__", partialmethod(CallerQuota.__init__, now=lambda: 100.0))
 
     def gateway(self, text: TextModel, owner: FakeOwner, **limits: int) -> Gateway:
         return Gateway(text, owner, keys=KeyRing([KeyEntry("ann", hash_key("key"), limits=Limits(**limits))]))

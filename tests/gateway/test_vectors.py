@@ -17,7 +17,7 @@ from tokenizers.processors import TemplateProcessing
 from alignedserve.architectures.vectors import PooledRule, PoolKind
 from alignedserve.core import FinishReason, Opening, PooledTask, Request, ServiceClass, Spent
 from alignedserve.gateway.access.keys import ANONYMOUS, KeyEntry, KeyRing, Limits, hash_key
-from alignedserve.gateway.http.limits import Tab
+from alignedserve.gateway.http.limits import CallerQuota
 from alignedserve.gateway.vectors import MOST_INPUTS, all_of
 from alignedserve.jobs.answering import Answering, LineRequest
 from alignedserve.metrics.requests import RequestMetrics
@@ -335,7 +335,7 @@ def test_metrics_count_prompts_and_no_output(text: TextModel) -> None:
 
 
 def test_inputs_run_in_the_places_that_their_key_has_left(text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tab, "__init__", partialmethod(Tab.__init__, now=lambda: 100.0))
+    monkeypatch.setattr(CallerQuota, "__init__", partialmethod(CallerQuota.__init__, now=lambda: 100.0))
 
     class Counting(VectorOwner):
         most = 0

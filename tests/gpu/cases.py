@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from alignedserve.engine.forms.int8_pages import Int8Pages
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import QuerySpan, Spans
 
 GPU = torch.device("cuda", 0)
 SOAK = bool(os.environ.get("SOAK"))
@@ -39,7 +39,7 @@ def random_step(seed: int, dtype: torch.dtype) -> Step:
     lies = []
     for (queries, tokens), count in zip(lengths, counts, strict=True):
         own = tuple(blocks.pop() for _ in range(count))
-        lies.append(Lie(queries, tokens, tuple(~block if chance.random() < 0.4 else block for block in own)))
+        lies.append(QuerySpan(queries, tokens, tuple(~block if chance.random() < 0.4 else block for block in own)))
     spans, kv_dim = Spans(lies, block_size), kv_heads * head_dim
     cache = torch.full((2 * (sum(counts) + 2), block_size, kv_dim), torch.nan, dtype=dtype)
     for span, (queries, tokens) in enumerate(lengths):

@@ -20,7 +20,7 @@ from alignedserve.kernels.common.int8_kv import quantise_vectors
 from alignedserve.kernels.common.placing import StepMemory
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, LongChunks, Spans, StaticSpans, StepSize
+from alignedserve.kernels.common.spans import LongChunks, QuerySpan, Spans, StaticSpans, StepSize
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kernels.dispatch.paged_attention import LONG_CHUNK, Fastest, PagedKernels
 from alignedserve.kernels.dispatch.paged_libraries import PAGE
@@ -61,7 +61,7 @@ def test_any_step_attends_as_the_reference_does(seed: int, dtype: torch.dtype) -
 def test_new_tokens_are_written_before_they_are_read(tokens: int, in_int8: bool) -> None:
     """The place of a new token is NaN before: whoever reads it too early shows it."""
     kernels, blocks, scoring = choose(GPU, torch.bfloat16).kernels, -(-tokens // 16), Scoring(0.1)
-    spans = Spans([Lie(1, tokens, range(blocks)), Lie(1, 33, range(blocks, blocks + 3))], 16)
+    spans = Spans([QuerySpan(1, tokens, range(blocks)), QuerySpan(1, 33, range(blocks, blocks + 3))], 16)
     cache = torch.randn(2 * blocks + 6, 16, 1024).bfloat16()
     if in_int8:
         cache = quantise_vectors(cache.flatten(0, 1), 8).view(len(cache), 16, -1)
@@ -81,7 +81,9 @@ def test_new_tokens_are_written_before_they_are_read(tokens: int, in_int8: bool)
 def test_parts_are_merged_when_all_are_there(tokens: int) -> None:
     """The same spans serve many launches, as the layers of a step do: each finds the counters at zero."""
     kernels, blocks = choose(GPU, torch.bfloat16).kernels, -(-tokens // 16)
-    spans = Spans([Lie(1, tokens, range(blocks)), Lie(1, 40, range(3)), Lie(40, tokens, range(blocks))], 16)
+    spans = Spans(
+        [QuerySpan(1, tokens, range(blocks)), QuerySpan(1, 40, range(3)), QuerySpan(40, tokens, range(blocks))], 16
+    )
     query, cache = torch.randn(42, 32, 128), torch.randn(2 * blocks, 16, 1024)
     query, cache = query.to(GPU, torch.bfloat16), cache.to(GPU, torch.bfloat16)
     first = kernels.attend(query, cache, spans, Scoring(0.1))
@@ -175,7 +177,8 @@ def test_others_attention_is_right_where_it_is_used(dtype: torch.dtype, window: 
     counts = [-(-tokens // page) for _, tokens in lengths]
     blocks = random.Random(0).sample(range(sum(counts)), sum(counts))
     lies = [
-        Lie(n, tokens, tuple(blocks.pop() for _ in range(c))) for (n, tokens), c in zip(lengths, counts, strict=True)
+        QuerySpan(n, tokens, tuple(blocks.pop() for _ in range(c)))
+        for (n, tokens), c in zip(lengths, counts, strict=True)
     ]
     spans = Spans(lies, page)
     generator = torch.Generator().manual_seed(0)
@@ -209,7 +212,10 @@ def test_others_attention_is_right_in_captured_steps_of_any_mix(page: int, windo
     cache = torch.randn(2 * 4 * most, page, 2 * 64, generator=generator).to(GPU, torch.bfloat16)
     scoring = Scoring(0.125, window)
     steps = [
-        [Lie(n, tokens, tuple(random.Random(tokens).sample(range(4 * most), -(-tokens // page)))) for n, tokens in mix]
+        [
+            QuerySpan(n, tokens, tuple(random.Random(tokens).sample(range(4 * most), -(-tokens // page))))
+            for n, tokens in mix
+        ]
         for mix in mixes
     ]
     for library in working:

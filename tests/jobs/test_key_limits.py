@@ -15,7 +15,7 @@ from alignedserve.config.config import Config
 from alignedserve.core import Request
 from alignedserve.errors import ConfigError
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Limits, Scope, hash_key
-from alignedserve.gateway.http.limits import FILE_BYTES, Tab
+from alignedserve.gateway.http.limits import FILE_BYTES, CallerQuota
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, FakeOwner
 from tests.jobs.conftest import URL, Service, ended, line, rows, sqlite_only, submit, until, upload
@@ -263,7 +263,7 @@ def test_the_batch_of_a_key_that_is_newer_than_the_job_runner_waits_until_its_ke
 def test_a_response_in_the_background_pays_as_its_key(
     text: TextModel, hello: tuple[int, ...], config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Tab, "__init__", partialmethod(Tab.__init__, now=lambda: 100.0))
+    monkeypatch.setattr(CallerQuota, "__init__", partialmethod(CallerQuota.__init__, now=lambda: 100.0))
     service = Service(text, FakeOwner(hello), config, Limits(tokens_per_minute=1000))
 
     async def check() -> None:
@@ -282,7 +282,7 @@ def test_files_and_batches_are_no_requests_of_the_minute(
     text: TextModel, hello: tuple[int, ...], config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that looked at its batch each second used up the requests of its chats, and then saw neither."""
-    monkeypatch.setattr(Tab, "__init__", partialmethod(Tab.__init__, now=lambda: 100.0))
+    monkeypatch.setattr(CallerQuota, "__init__", partialmethod(CallerQuota.__init__, now=lambda: 100.0))
     service = Service(text, FakeOwner(hello), config, Limits(requests_per_minute=1))
 
     async def check() -> None:
@@ -300,7 +300,7 @@ def test_files_and_batches_are_no_requests_of_the_minute(
 def test_an_uploaded_file_costs_its_key_tokens(
     text: TextModel, hello: tuple[int, ...], config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Tab, "__init__", partialmethod(Tab.__init__, now=lambda: 100.0))
+    monkeypatch.setattr(CallerQuota, "__init__", partialmethod(CallerQuota.__init__, now=lambda: 100.0))
     service = Service(text, FakeOwner(hello), config, Limits(tokens_per_minute=100))
 
     async def check() -> None:

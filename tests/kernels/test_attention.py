@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import QuerySpan, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library
 from alignedserve.kernels.native.kernels import Native
@@ -87,7 +87,7 @@ class Step:
     v: torch.Tensor
 
 
-def begins_with(earlier: Lie, most: int, tokens: int, block_size: int) -> tuple[int, ...]:
+def begins_with(earlier: QuerySpan, most: int, tokens: int, block_size: int) -> tuple[int, ...]:
     """Return the first blocks of an earlier span that are full before the step, and no longer than these tokens."""
     return tuple(earlier.blocks[: min(most, tokens // block_size, (earlier.tokens - earlier.queries) // block_size)])
 
@@ -99,13 +99,13 @@ def made(case: Case, dtype: torch.dtype) -> Step:
     lengths = [-(-tokens // shape.block_size) for _, tokens in case.spans]
     blocks = list(range(sum(lengths) + 2))
     chance.shuffle(blocks)
-    lies = list[Lie]()
+    lies = list[QuerySpan]()
     for (queries, tokens), length, begins in zip(case.spans, lengths, case.begins or [0] * len(lengths), strict=True):
         shared = begins_with(chance.choice(lies), begins, tokens - queries, shape.block_size) if lies else ()
         own = tuple(blocks.pop() for _ in range(length - len(shared)))
         if not case.begins:
             own = tuple(~block if chance.random() < 0.4 else block for block in own)
-        lies.append(Lie(queries, tokens, shared + own))
+        lies.append(QuerySpan(queries, tokens, shared + own))
     spans = Spans(lies, shape.block_size)
     kv_dim = shape.kv_heads * shape.head_dim
     cache = torch.full((2 * (sum(lengths) + 2), shape.block_size, kv_dim), torch.nan, dtype=dtype)
@@ -237,7 +237,7 @@ def test_a_step_of_no_requests_attends_to_nothing(kernels: Native) -> None:
 
 
 def test_queries_of_any_strides(kernels: Native) -> None:
-    cache, spans = torch.randn(8, 16, 32), Spans([Lie(20, 50, (3, 0, 1, 2))], 16)
+    cache, spans = torch.randn(8, 16, 32), Spans([QuerySpan(20, 50, (3, 0, 1, 2))], 16)
     for query in (torch.randn(2, 20, 16).transpose(0, 1), torch.randn(20, 16, 2).transpose(1, 2)):
         got = kernels.attend(query, cache, spans, Scoring(0.25))
         torch.testing.assert_close(got, Reference().attend(query, cache, spans, Scoring(0.25)), rtol=1e-5, atol=1e-5)
@@ -249,11 +249,11 @@ def test_a_broken_key_is_not_hidden(kernels: Native, queries: int) -> None:
     generator = torch.Generator().manual_seed(1)
     cache, query = torch.randn(8, 16, 32, generator=generator), torch.randn(queries, 2, 16, generator=generator)
     cache[2 * 3] = torch.inf  # K of the first block
-    assert kernels.attend(query, cache, Spans([Lie(queries, 60, (3, 0, 1, 2))], 16), Scoring(0.25)).isnan().all()
+    assert kernels.attend(query, cache, Spans([QuerySpan(queries, 60, (3, 0, 1, 2))], 16), Scoring(0.25)).isnan().all()
 
 
 def test_what_does_not_fit_is_refused(kernels: Native) -> None:
-    cache, spans = torch.zeros(2, 16, 64), Spans([Lie(1, 1, (0,))], 16)
+    cache, spans = torch.zeros(2, 16, 64), Spans([QuerySpan(1, 1, (0,))], 16)
     with pytest.raises(TypeError, match="must be the same"):
         kernels.attend(torch.zeros(1, 1, 64, dtype=torch.bfloat16), cache, spans, Scoring(1.0))
     with pytest.raises(TypeError, match="must be the same"):

@@ -21,7 +21,7 @@ from alignedserve.kernels.common.linear import BUCKETS, LayerShape, Linear, Tuni
 from alignedserve.kernels.common.quantised import quantised
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import QuerySpan, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.native.kernels import Native
 from tests.kernels.every import PACKING, on_native_kernels
@@ -153,7 +153,7 @@ def assert_near(x: torch.Tensor, expected: torch.Tensor) -> None:
 def paged_of(layers: Sequence[DecoderLayer], dtype: torch.dtype, lengths: Sequence[int]) -> Paged:
     """Return requests whose tokens all run in this step; places that no kernel writes are NaN."""
     blocks = [-(-length // BLOCK_SIZE) for length in lengths]
-    lies = [Lie(length, length, range(sum(blocks[:i]), sum(blocks[: i + 1]))) for i, length in enumerate(lengths)]
+    lies = [QuerySpan(length, length, range(sum(blocks[:i]), sum(blocks[: i + 1]))) for i, length in enumerate(lengths)]
     kv_dim = layers[0].kv_heads * layers[0].head_dim
     cache = torch.full((len(layers), 2 * sum(blocks), BLOCK_SIZE, kv_dim), float("nan"), dtype=dtype)
     return Paged(cache, Spans(lies, BLOCK_SIZE))
@@ -293,7 +293,7 @@ def test_long_decodes_beside_prompts_are_all_calls(
         own = [*range(blocks, blocks := blocks - (-tokens // BLOCK_SIZE))]
         if alike and 0 < number < len(decodes):  # decodes begin with the same blocks
             own = [*lies[0].blocks[: min(len(own), len(lies[0].blocks)) - 1], *own][: len(own)]
-        lies.append(Lie(queries, tokens, [~block for block in own] if flipped else own))
+        lies.append(QuerySpan(queries, tokens, [~block for block in own] if flipped else own))
     spans, rows = Spans(lies, BLOCK_SIZE), sum(queries for queries, _ in runs)
     kv_dim = layers[0].kv_heads * layers[0].head_dim
     cache = torch.randn(2, 2 * blocks, BLOCK_SIZE, kv_dim, generator=generator).to(torch.bfloat16)
@@ -364,7 +364,7 @@ def test_a_long_request_that_is_divided_among_threads(kernels: Native, count: in
     generator, dtype, tokens = torch.Generator().manual_seed(0), torch.bfloat16, 3000
     layers = layers_of(kernels, generator, dtype, True, False, 8, packable=True, inner=48)
     cache = torch.randn(2, 2 * tokens // BLOCK_SIZE, BLOCK_SIZE, 16, generator=generator).to(dtype)
-    spans = Spans([Lie(1, tokens, range(tokens // BLOCK_SIZE))], BLOCK_SIZE)
+    spans = Spans([QuerySpan(1, tokens, range(tokens // BLOCK_SIZE))], BLOCK_SIZE)
     x = packed(generator, dtype, 1, 32)
     angle = torch.randn(1, 4, generator=generator)
     angles = [(angle.cos(), angle.sin())]
@@ -388,7 +388,7 @@ def test_too_little_memory_for_decodes_beside_prompts_leaves_nothing_behind(kern
     layers = layers_of(kernels, generator, torch.bfloat16, True, False, 8, packable=True, inner=48)
     for linear in linears(layers):
         linear.use(always(way, linear.shape))
-    lies = [Lie(1, 400, range(100)), Lie(1, 300, range(100, 175)), Lie(90, 90, range(175, 198))]
+    lies = [QuerySpan(1, 400, range(100)), QuerySpan(1, 300, range(100, 175)), QuerySpan(90, 90, range(175, 198))]
     cache = torch.randn(2, 2 * 198, BLOCK_SIZE, 16, generator=generator).to(torch.bfloat16)
     spans, x = Spans(lies, BLOCK_SIZE), packed(generator, torch.bfloat16, 92, 32)
     angle = torch.randn(92, 4, generator=generator)

@@ -12,7 +12,7 @@ from alignedserve.fallbacks import fallbacks
 from alignedserve.kernels.common.failing import fault_of_kernel, guard, is_replaced, loss, noticing_loss
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import QuerySpan, Spans
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 NAMES = ("silu_mul", "rms_norm", "quantise")
@@ -75,7 +75,7 @@ def test_steps_are_captured_as_long_as_attention_is_our_own(monkeypatch: pytest.
         raise RuntimeError("no room")
 
     monkeypatch.setattr(kernels, "_attend_some", broken)
-    kernels.attend(torch.randn(1, 1, 16), torch.randn(2, 16, 16), Spans([Lie(1, 1, (0,))], 16), Scoring(1.0))
+    kernels.attend(torch.randn(1, 1, 16), torch.randn(2, 16, 16), Spans([QuerySpan(1, 1, (0,))], 16), Scoring(1.0))
     assert not kernels.captures
     assert kernels.captures_latent, "attention to compressed vectors is another kernel"
 
@@ -92,7 +92,7 @@ def test_steps_with_compressed_vectors_are_captured_as_long_as_their_attention_i
         raise RuntimeError("no room")
 
     monkeypatch.setattr(kernels, "_attend_latent_some", broken)
-    kernels.attend_latent(torch.randn(1, 1, 32), torch.randn(2, 16, 16), Spans([Lie(1, 1, (0,))], 16), 1.0, 20)
+    kernels.attend_latent(torch.randn(1, 1, 32), torch.randn(2, 16, 16), Spans([QuerySpan(1, 1, (0,))], 16), 1.0, 20)
     assert not kernels.captures_latent
     assert kernels.captures
 

@@ -18,7 +18,7 @@ from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.kernels.common.int8_kv import dequantise_vectors, quantise_vectors
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import QuerySpan, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library
 from alignedserve.kernels.native.kernels import Native
@@ -108,7 +108,7 @@ EXTREMES = torch.tensor(
 
 
 def test_a_number_is_off_by_half_a_scale_at_most_and_extremes_are_written_alike(kernels: Native) -> None:
-    spans = Spans([Lie(len(EXTREMES), len(EXTREMES), (0,))], 16)
+    spans = Spans([QuerySpan(len(EXTREMES), len(EXTREMES), (0,))], 16)
     cache = torch.zeros(2, 16, KvDtype.INT8.vector_bytes(2, 2, 4), dtype=torch.int8)
     expected = cache.clone()
     kernels.write(cache, spans, EXTREMES, EXTREMES.flip(0))
@@ -121,19 +121,21 @@ def test_a_number_is_off_by_half_a_scale_at_most_and_extremes_are_written_alike(
 
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
 def test_a_number_that_is_not_finite_spoils_its_head_alone(kernels: Native, odd: float) -> None:
-    spans = Spans([Lie(20, 20, (0, 1))], 16)
+    spans = Spans([QuerySpan(20, 20, (0, 1))], 16)
     k = torch.randn(20, 2 * 32)
     v = k.clone()
     v[7, 40] = odd
     cache = torch.zeros(4, 16, KvDtype.INT8.vector_bytes(2, 32, 4), dtype=torch.int8)
     kernels.write(cache, spans, k, v)
     for queries in (1, 20):
-        got = kernels.attend(torch.randn(queries, 2, 32), cache, Spans([Lie(queries, 20, (0, 1))], 16), Scoring(0.2))
+        got = kernels.attend(
+            torch.randn(queries, 2, 32), cache, Spans([QuerySpan(queries, 20, (0, 1))], 16), Scoring(0.2)
+        )
         assert got[:, 0].isfinite().all()
         assert not got[-1, 1].isfinite().any()
 
 
 def test_a_cache_of_other_heads_is_refused(kernels: Native) -> None:
-    cache, spans = torch.zeros(2, 16, 66, dtype=torch.int8), Spans([Lie(1, 1, (0,))], 16)
+    cache, spans = torch.zeros(2, 16, 66, dtype=torch.int8), Spans([QuerySpan(1, 1, (0,))], 16)
     with pytest.raises(ValueError, match="do not divide"):
         kernels.attend(torch.zeros(1, 2, 32), cache, spans, Scoring(1.0))

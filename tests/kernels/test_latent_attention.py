@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import QuerySpan, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from tests.conftest import examples
 from tests.kernels.every import on_all_kernels, on_native_kernels
@@ -138,7 +138,7 @@ def test_work_is_divided_over_threads_without_a_trace(kernels: Kernels, dtype: t
 
 @on_native_kernels
 def test_what_does_not_fit_is_refused(kernels: Kernels) -> None:
-    cache, spans = torch.zeros(2, 16, 20), Spans([Lie(1, 1, (0,))], 16)
+    cache, spans = torch.zeros(2, 16, 20), Spans([QuerySpan(1, 1, (0,))], 16)
     with pytest.raises(TypeError, match="must be the same"):
         kernels.attend_latent(torch.zeros(1, 1, 40, dtype=torch.bfloat16), cache, spans, 1.0, 32)
     for size, rank in ((20, 16), (40, 41), (40, 0)):

@@ -19,7 +19,7 @@ from alignedserve.kernels.common.failing import guard, is_replaced
 from alignedserve.kernels.common.int8_kv import quantise_vectors
 from alignedserve.kernels.common.placing import StepMemory
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans, StaticSpans, StepSize
+from alignedserve.kernels.common.spans import QuerySpan, Spans, StaticSpans, StepSize
 from alignedserve.kernels.dispatch.paged_attention import PagedKernels
 from alignedserve.kernels.dispatch.paged_libraries import FlashAttn
 from alignedserve.kernels.triton import attention
@@ -144,8 +144,8 @@ def test_a_captured_step_writes_and_attends_to_the_requests_of_each_replay(
     for number, tokens in enumerate(steps):
         new = new_of(Case(shape, tuple((1, count) for count in (*tokens, 1, 1)), number), torch.float32, 1)
         starts, blocks = new.spans.starts.tolist(), new.spans.blocks.tolist()
-        lies = [Lie(1, count, blocks[start:]) for count, start in zip(tokens, starts, strict=False)]
-        lies += [Lie(1, 1, blocks[-1:])] * 2
+        lies = [QuerySpan(1, count, blocks[start:]) for count, start in zip(tokens, starts, strict=False)]
+        lies += [QuerySpan(1, 1, blocks[-1:])] * 2
         if spans is None:
             spans = StaticSpans(StepSize(5, 5), lies, shape.block_size, StepMemory(2000, 5, CPU))
         else:
@@ -165,7 +165,9 @@ def test_a_step_with_a_prompt_keeps_two_kernels() -> None:
     new = new_of(Case(SHAPE, ((1, 30), (1, 4)), 3), torch.float32, 4)
     assert new.by_one()[0] is not None
     prompt = new_of(Case(SHAPE, ((1, 30), (3, 9)), 3), torch.float32, 4)
-    room_for_prompts = StaticSpans(StepSize(2, 2, 1), [Lie(1, 30, (0, 1)), Lie(1, 4, (2,))], 16, StepMemory(9, 2, CPU))
+    room_for_prompts = StaticSpans(
+        StepSize(2, 2, 1), [QuerySpan(1, 30, (0, 1)), QuerySpan(1, 4, (2,))], 16, StepMemory(9, 2, CPU)
+    )
     many_queries = new_of(Case(Shape(1, 64, 128, 16, None), ((1, 30), (1, 4)), 3), torch.float32, 4)
     for kept in (prompt, replace(new, spans=room_for_prompts), many_queries):
         attended, cache = kept.by_one()
@@ -223,6 +225,6 @@ def test_both_ways_share_the_choice_of_the_tuner(monkeypatch: pytest.MonkeyPatch
 def test_what_another_library_may_attend_to_is_written_first() -> None:
     new, flash = new_of(Case(SHAPE, ((1, 30), (1, 4)), 3), torch.bfloat16, 4), FlashAttn(FakeFlashAttn())
     assert new.by_one(PagedKernels([flash]))[0] is None
-    lies = [Lie(1, 30, new.spans.blocks[:2].tolist()), Lie(1, 4, new.spans.blocks[2:].tolist())]
+    lies = [QuerySpan(1, 30, new.spans.blocks[:2].tolist()), QuerySpan(1, 4, new.spans.blocks[2:].tolist())]
     captured = replace(new, spans=StaticSpans(StepSize(2, 2), lies, 16, StepMemory(9, 2, CPU)))
     assert captured.by_one(PagedKernels([flash]))[0] is not None, "no library reads captured steps"

@@ -23,7 +23,7 @@ from alignedserve.kernels.common.failing import guard
 from alignedserve.kernels.common.placing import StepMemory
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, LongChunks, Spans, StaticSpans, StepSize
+from alignedserve.kernels.common.spans import LongChunks, QuerySpan, Spans, StaticSpans, StepSize
 from alignedserve.kernels.dispatch import paged_libraries, probing
 from alignedserve.kernels.dispatch.paged_attention import LONG_CHUNK, Fastest, PagedKernels
 from alignedserve.kernels.dispatch.paged_libraries import (
@@ -212,11 +212,11 @@ class _Case:
         self, lengths: Sequence[tuple[int, int]], *, block_size: int = PAGE, kv_heads: int = 2, right: bool = False
     ) -> None:
         generator = torch.Generator().manual_seed(len(lengths))
-        made, blocks, head_dim = list[Lie](), 0, 16
+        made, blocks, head_dim = list[QuerySpan](), 0, 16
         for queries, tokens in lengths:
             its = tuple(range(blocks + -(-tokens // block_size), blocks, -1))
             blocks += len(its)
-            made.append(Lie(queries, tokens, (~its[0], *its[1:]) if right else its))
+            made.append(QuerySpan(queries, tokens, (~its[0], *its[1:]) if right else its))
         self.spans = Spans(made, block_size)
         shape = (2 * (blocks + 1), block_size, kv_heads * head_dim)
         self.cache = torch.randn(shape, generator=generator).bfloat16()
@@ -282,7 +282,7 @@ def test_short_chunks_are_left_to_ours() -> None:
 CAPTURED, PAGES = StepSize(24, 4, 4, long=LongChunks(10, 6)), 24
 
 
-def captured_lies(seed: int, block_size: int) -> list[Lie]:
+def captured_lies(seed: int, block_size: int) -> list[QuerySpan]:
     """Return a step that fills its size: decodes, some of them in blocks that are filled from the right; then chunks,
     one of them long; then padding of one row, of several, or none."""
     chance = random.Random(seed)
@@ -294,14 +294,14 @@ def captured_lies(seed: int, block_size: int) -> list[Lie]:
         is_last = len(queries) - queries.count(1) == 2 or left < 4
         queries.append(left if is_last else chance.randint(2, left - 2))
         left -= queries[-1]
-    lies = list[Lie]()
+    lies = list[QuerySpan]()
     for count in queries:
         tokens = count + chance.choice((0, 1, 2 * block_size)) + 10 * (count > 1)
         blocks = tuple(free.pop() for _ in range(-(-tokens // block_size)))
         is_turned = count == 1 and chance.random() < 0.5
-        lies.append(Lie(count, tokens, tuple(~block for block in blocks) if is_turned else blocks))
+        lies.append(QuerySpan(count, tokens, tuple(~block for block in blocks) if is_turned else blocks))
     scratch = (PAGES,) * -(-padding // block_size)
-    return lies + [Lie(padding, padding, scratch)] * bool(padding)
+    return lies + [QuerySpan(padding, padding, scratch)] * bool(padding)
 
 
 @given(first=st.integers(0, 1 << 30), window=st.sampled_from((None, 7)))
@@ -332,7 +332,7 @@ def test_in_captured_steps_they_attend_for_the_chunks_of_any_mix(
 
 
 def test_a_captured_step_whose_chunks_do_not_lie_side_by_side_is_refused() -> None:
-    lies = [Lie(10, 12, (0,)), Lie(1, 5, (1,)), Lie(13, 13, (2,))]
+    lies = [QuerySpan(10, 12, (0,)), QuerySpan(1, 5, (1,)), QuerySpan(13, 13, (2,))]
     memory = StepMemory(60, CAPTURED.rows, CPU, CAPTURED.chunks * 6)
     kernels = PagedKernels([FlashAttn3(FakeFlashAttn3())], long_chunk=10)
     spans = StaticSpans(CAPTURED, lies, 16, memory)

@@ -19,7 +19,7 @@ from triton.runtime import interpreter
 
 from alignedserve.kernels.common.decoder import Inner, Norm
 from alignedserve.kernels.common.reference import Reference
-from alignedserve.kernels.common.spans import Lie
+from alignedserve.kernels.common.spans import QuerySpan
 from alignedserve.kernels.common.summing import SumThenNorm
 from alignedserve.kernels.triton import launch
 from alignedserve.kernels.triton.kernels import TritonKernels
@@ -87,8 +87,10 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         assert set(program[2:]) == {ACCESS}
 
 
-@pytest.mark.parametrize("lies", [[Lie(1, 1, (0,))], [Lie(1, 1, (0,)), Lie(1, 1, (1,))], [Lie(2, 2, (0,))]], ids=str)
-def test_each_kernel_of_a_layer_waits_for_those_before_it(watch: Watch, lies: list[Lie]) -> None:
+@pytest.mark.parametrize(
+    "lies", [[QuerySpan(1, 1, (0,))], [QuerySpan(1, 1, (0,)), QuerySpan(1, 1, (1,))], [QuerySpan(2, 2, (0,))]], ids=str
+)
+def test_each_kernel_of_a_layer_waits_for_those_before_it(watch: Watch, lies: list[QuerySpan]) -> None:
     rows = sum(lie.queries for lie in lies)
     of_attention = {"_attend"} if rows == len(lies) else {"_rotate_and_write", "_attend"}
     generator, dtype = torch.Generator().manual_seed(7), torch.float16
@@ -113,7 +115,7 @@ def test_the_kernel_behind_a_sum_of_ranks_waits_for_those_before_it(watch: Watch
     layers = layers_of(Reference(), generator, dtype, True, False, 8, gemma=True)
     x, summed = packed(generator, dtype, 2, layers[0].qkv.shape.inputs), list[torch.Tensor]()
     angles = [(drawn.cos(), drawn.sin()) for drawn in torch.randn(2, 2, 4, generator=generator)]
-    paged = paged_of([Lie(1, 1, (0,)), Lie(1, 1, (1,))], layers, dtype)
+    paged = paged_of([QuerySpan(1, 1, (0,)), QuerySpan(1, 1, (1,))], layers, dtype)
     KERNELS.decoder(layers, SumThenNorm(KERNELS, summed.append)).run(x, angles, paged)
     assert len(summed) == 2 * len(layers)
     assert watch.kernels.count("_add_and_norm") == 2 * len(layers) - 1, "no norm of a layer is behind the last sum"

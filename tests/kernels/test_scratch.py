@@ -7,7 +7,7 @@ import torch
 
 from alignedserve.kernels.common.linear import BUCKETS, LayerShape, Tuning, Way
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import QuerySpan, Spans
 from alignedserve.kernels.native.kernels import Native
 from tests.kernels.every import on_native_kernels
 from tests.kernels.samples import scratch_of, threads
@@ -19,7 +19,7 @@ from tests.kernels.samples import scratch_of, threads
 def test_attention(kernels: Native, queries: int, count: int) -> None:
     """Few rows and many, in this thread and in several: a lack of scratch memory never ends the process."""
     cache, query = torch.randn(2 * 126, 16, 64), torch.randn(queries + 1, 4, 32)
-    spans = Spans([Lie(queries, 2000, range(125)), Lie(1, 9, (125,))], 16)
+    spans = Spans([QuerySpan(queries, 2000, range(125)), QuerySpan(1, 9, (125,))], 16)
     with threads(count):
         expected = kernels.attend(query, cache, spans, Scoring(0.2))
         with scratch_of(kernels, 100), pytest.raises(MemoryError, match="no memory for what the kernel attend"):

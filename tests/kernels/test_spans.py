@@ -7,11 +7,11 @@ import torch
 from alignedserve.kernels.common import spans
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import QuerySpan, Spans
 
 
 def slots(blocks: tuple[int, ...], tokens: int, block_size: int) -> list[int]:
-    of_one: list[int] = Spans([Lie(1, tokens, blocks)], block_size).slots(0).tolist()
+    of_one: list[int] = Spans([QuerySpan(1, tokens, blocks)], block_size).slots(0).tolist()
     return of_one
 
 
@@ -28,11 +28,11 @@ def test_blocks_are_those_of_now_whatever_was_there_before() -> None:
     same, changed = (4, 7), [4, 7]
     for _ in range(2):
         assert slots(same, 2, 1) == [8, 14]
-    assert Spans([Lie(1, 2, changed)], 1).blocks.tolist() == [4, 7]
+    assert Spans([QuerySpan(1, 2, changed)], 1).blocks.tolist() == [4, 7]
     changed[1] = 9
-    assert Spans([Lie(1, 2, changed)], 1).blocks.tolist() == [4, 9]
+    assert Spans([QuerySpan(1, 2, changed)], 1).blocks.tolist() == [4, 9]
     for first in range(1000):  # tuples come and go, and so do their ids
-        assert Spans([Lie(1, 1, (first, first + 1))], 1).blocks.tolist() == [first]
+        assert Spans([QuerySpan(1, 1, (first, first + 1))], 1).blocks.tolist() == [first]
     assert len(spans._arrays) <= 100
 
 
@@ -48,7 +48,7 @@ def test_k_lies_in_the_even_half_of_a_block_and_v_in_the_odd() -> None:
     block_size, kv_dim = 4, 2
     cache = torch.zeros(6, block_size, kv_dim)
     k = torch.arange(1.0, 6.0)[:, None].expand(5, kv_dim)
-    Reference().write(cache, Spans([Lie(5, 5, (2, 0))], block_size), k, -k)
+    Reference().write(cache, Spans([QuerySpan(5, 5, (2, 0))], block_size), k, -k)
     assert cache[4, :, 0].tolist() == [1, 2, 3, 4]
     assert cache[0, :, 0].tolist() == [5, 0, 0, 0]
     assert torch.equal(cache[1::2], -cache[::2])

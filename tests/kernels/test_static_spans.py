@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from alignedserve.kernels.common.placing import StepInputs, StepMemory
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans, StaticSpans, StepSize
+from alignedserve.kernels.common.spans import QuerySpan, Spans, StaticSpans, StepSize
 from alignedserve.kernels.triton.schedule import (
     most_partials,
     most_pieces,
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 DECODES, WITH_PROMPTS = StepSize(4, 4), StepSize(40, 4, 3)
 
 
-def lies_of(size: StepSize, seed: int) -> list[Lie]:
+def lies_of(size: StepSize, seed: int) -> list[QuerySpan]:
     """Return a step that fills a size, some of whose requests have blocks that are filled from the right."""
     chance = random.Random(seed)
     blocks = chance.sample(range(BLOCKS), BLOCKS)
@@ -40,7 +40,7 @@ def lies_of(size: StepSize, seed: int) -> list[Lie]:
     for count in chance.sample(queries, len(queries)):
         tokens = count - 1 + chance.choice((1, 3, 20, 300, 600))
         own = tuple(blocks.pop() for _ in range(-(-tokens // BLOCK)))
-        lies.append(Lie(count, tokens, tuple(~block if chance.random() < 0.3 else block for block in own)))
+        lies.append(QuerySpan(count, tokens, tuple(~block if chance.random() < 0.3 else block for block in own)))
     return lies
 
 
@@ -67,14 +67,14 @@ def test_places_are_those_of_the_last_step(size: StepSize) -> None:
     ("size", "lies"),
     [
         (DECODES, lies_of(DECODES, 1)[1:]),
-        (DECODES, [Lie(2, 2, (1,)), *lies_of(DECODES, 1)[2:]]),
-        (WITH_PROMPTS, [Lie(8, 8, (0, 1))] * 5),
-        (WITH_PROMPTS, [Lie(1, 1, (0,))] * 40),
-        (WITH_PROMPTS, [Lie(39, 39, range(10))]),
+        (DECODES, [QuerySpan(2, 2, (1,)), *lies_of(DECODES, 1)[2:]]),
+        (WITH_PROMPTS, [QuerySpan(8, 8, (0, 1))] * 5),
+        (WITH_PROMPTS, [QuerySpan(1, 1, (0,))] * 40),
+        (WITH_PROMPTS, [QuerySpan(39, 39, range(10))]),
     ],
     ids=["fewer", "two tokens", "chunks", "decodes", "fewer tokens"],
 )
-def test_what_is_larger_or_smaller_is_refused(size: StepSize, lies: list[Lie]) -> None:
+def test_what_is_larger_or_smaller_is_refused(size: StepSize, lies: list[QuerySpan]) -> None:
     spans, _ = static(size, (1,))
     with pytest.raises(ValueError, match="do not fit StepSize"):
         spans.place(lies)
@@ -82,7 +82,7 @@ def test_what_is_larger_or_smaller_is_refused(size: StepSize, lies: list[Lie]) -
 
 def test_more_blocks_than_there_are_places_for_are_refused() -> None:
     with pytest.raises(ValueError, match="blocks do not fit 5 places"):
-        StaticSpans(DECODES, [Lie(1, 8, (0, 1))] * 4, BLOCK, StepMemory(5, 40, CPU))
+        StaticSpans(DECODES, [QuerySpan(1, 8, (0, 1))] * 4, BLOCK, StepMemory(5, 40, CPU))
 
 
 def test_sizes_share_memory_and_a_step_brings_all_of_its_own() -> None:
@@ -121,7 +121,7 @@ def test_more_sections_than_there_is_room_for_are_refused() -> None:
 def test_there_is_never_more_to_do_than_was_provided_for(
     queries: list[int], before: list[int], room: int, scoring: Scoring, of_tile: int
 ) -> None:
-    lies = [Lie(n, n + more, range(-(-(n + more) // 512))) for n, more in zip(queries, before, strict=False)]
+    lies = [QuerySpan(n, n + more, range(-(-(n + more) // 512))) for n, more in zip(queries, before, strict=False)]
     decodes = queries.count(1)
     size = StepSize(sum(queries), decodes, len(queries) - decodes)
     for is_decodes, most in ((True, 1), (False, of_tile)):

@@ -21,7 +21,7 @@ from alignedserve.kernels.common.decoder import Heads, Norm
 from alignedserve.kernels.common.int8_kv import dequantise_vectors
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import QuerySpan, Spans
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kernels.dispatch.probing import broken, replace
 from alignedserve.kernels.triton.kernels import TritonKernels
@@ -92,7 +92,7 @@ def test_k_and_v_in_int8(seed: int, dtype: torch.dtype) -> None:
 
 
 def test_extremes_in_int8() -> None:
-    spans = Spans([Lie(len(EXTREMES), len(EXTREMES), (0,))], 16)
+    spans = Spans([QuerySpan(len(EXTREMES), len(EXTREMES), (0,))], 16)
     cache = torch.zeros(2, 16, 8, dtype=torch.int8)
     expected = cache.clone()
     for kernels, its in ((KERNELS, cache), (REFERENCE, expected)):
@@ -133,7 +133,7 @@ def test_long_requests_with_compressed_vectors_are_cut() -> None:
 @pytest.mark.parametrize("requests", range(1, 6))
 def test_the_tables_of_all_steps_have_addresses_of_one_kind(requests: int) -> None:
     """Triton compiles another kernel for an address that is no multiple of 16 bytes: no step may wait for that."""
-    spans = Spans([Lie(1, 100 * count + 1, range(300)) for count in range(requests)], 4)
+    spans = Spans([QuerySpan(1, 100 * count + 1, range(300)) for count in range(requests)], 4)
     placed = KERNELS._placed(spans, torch.device("cpu"), 1, Scoring(1.0), decodes=True, kv_heads=1)
     assert placed is not None
     for table in (placed.pieces, placed.counters, placed.blocks):
@@ -151,14 +151,14 @@ def test_a_step_of_no_requests_attends_to_nothing() -> None:
 
 
 def test_queries_of_any_strides() -> None:
-    cache, spans = torch.randn(8, 16, 32), Spans([Lie(20, 50, (3, 0, 1, 2))], 16)
+    cache, spans = torch.randn(8, 16, 32), Spans([QuerySpan(20, 50, (3, 0, 1, 2))], 16)
     for query in (torch.randn(2, 20, 16).transpose(0, 1), torch.randn(20, 16, 2).transpose(1, 2)):
         got = KERNELS.attend(query, cache, spans, Scoring(0.25))
         torch.testing.assert_close(got, REFERENCE.attend(query, cache, spans, Scoring(0.25)), rtol=1e-5, atol=1e-5)
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    cache, spans = torch.zeros(2, 16, 64), Spans([Lie(1, 1, (0,))], 16)
+    cache, spans = torch.zeros(2, 16, 64), Spans([QuerySpan(1, 1, (0,))], 16)
     with pytest.raises(TypeError, match="must be the same"):
         KERNELS.attend(torch.zeros(1, 1, 64, dtype=torch.bfloat16), cache, spans, Scoring(1.0))
     with pytest.raises(TypeError, match="must be the same"):
@@ -286,7 +286,7 @@ def test_queries_and_k_are_rotated_and_kept_in_one_kernel(
     queries: int, kv: int, head_dim: int, half: int, norms: torch.dtype | None, dtype: torch.dtype, in_int8: bool
 ) -> None:
     generator = torch.Generator().manual_seed(head_dim)
-    spans = Spans([Lie(1, 30, (2, ~0, 4, 6)), Lie(5, 21, (1, 3, 5))], 8)
+    spans = Spans([QuerySpan(1, 30, (2, ~0, 4, 6)), QuerySpan(5, 21, (1, 3, 5))], 8)
     cache = torch.zeros(14, 8, kv * head_dim, dtype=dtype)
     if in_int8:
         cache = torch.zeros(14, 8, kv * (head_dim + 2), dtype=torch.int8)
@@ -446,7 +446,7 @@ def test_a_kernel_that_does_not_compile_or_is_wrong_is_replaced_by_torch() -> No
     replace(kernels, faults)
     gate_up = torch.tensor([[1.0, 2.0]])
     assert torch.equal(kernels.silu_mul(gate_up), REFERENCE.silu_mul(gate_up))
-    spans, cache, query = Spans([Lie(1, 1, (0,))], 1), torch.ones(2, 1, 2), torch.ones(1, 1, 2)
+    spans, cache, query = Spans([QuerySpan(1, 1, (0,))], 1), torch.ones(2, 1, 2), torch.ones(1, 1, 2)
     assert torch.equal(kernels.attend(query, cache, spans, Scoring(1.0)), cache[1:])
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from alignedserve.kernels.common.decoder import DecoderLayer, Inner, Norm, Paged
 from alignedserve.kernels.common.linear import Way
 from alignedserve.kernels.common.reference import Reference
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import QuerySpan, Spans
 from alignedserve.kernels.triton.kernels import TritonKernels
 from alignedserve.kernels.triton.launch import interpreting
 from tests.kernels.samples import packed
@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 
-def paged_of(lies: list[Lie], layers: list[DecoderLayer], dtype: torch.dtype) -> Paged:
+def paged_of(lies: list[QuerySpan], layers: list[DecoderLayer], dtype: torch.dtype) -> Paged:
     kv_dim = layers[0].kv_heads * layers[0].head_dim
     return Paged(torch.zeros(len(layers), 2 * 8, BLOCK_SIZE, kv_dim, dtype=dtype), Spans(lies, BLOCK_SIZE))
 
@@ -48,7 +48,7 @@ def test_layers_give_what_torch_gives_call_by_call(kind: str, dtype: torch.dtype
     generator = torch.Generator().manual_seed(7)
     llama, head_norms, gemma = KINDS[kind]
     layers = layers_of(Reference(), generator, dtype, llama, head_norms, 6 if llama else 0, gemma=gemma)
-    lies = [Lie(1, 1, (0,)), Lie(5, 5, (~1, 2)), Lie(1, 1, (3,))]
+    lies = [QuerySpan(1, 1, (0,)), QuerySpan(5, 5, (~1, 2)), QuerySpan(1, 1, (3,))]
     x = packed(generator, dtype, 7, layers[0].qkv.shape.inputs)
     drawn = torch.randn(2, 7, 3, generator=generator)
     angles = [(angle.cos(), angle.sin()) for angle in drawn] if llama else []
@@ -122,7 +122,7 @@ def test_attention_of_decodes_is_one_kernel_where_that_is_faster() -> None:
             return super().attend(*args, **named)
 
     def run(rows: int) -> torch.Tensor:
-        paged = paged_of([Lie(1, 1, (number % 8,)) for number in range(rows)], layers, dtype)
+        paged = paged_of([QuerySpan(1, 1, (number % 8,)) for number in range(rows)], layers, dtype)
         x = torch.ones(rows, layers[0].qkv.shape.inputs, dtype=dtype)
         ran.clear()
         decoder.run(x, [(torch.ones(rows, 4), torch.ones(rows, 4))], paged)
@@ -160,7 +160,7 @@ def test_products_of_few_rows_are_used_where_they_are_faster(kind: str, rows: in
             used.append(len(x))
             return super().few_rows(x, *args, **named)
 
-    decoder, lies = Noting().decoder(layers), [Lie(1, 1, (number,)) for number in range(rows)]
+    decoder, lies = Noting().decoder(layers), [QuerySpan(1, 1, (number,)) for number in range(rows)]
     x = packed(generator, dtype, rows, layers[0].qkv.shape.inputs)
     angles = [(drawn.cos(), drawn.sin()) for drawn in torch.randn(2, rows, 4, generator=generator)] if llama else []
     expected, paged = x.clone(), paged_of(lies, layers, dtype)

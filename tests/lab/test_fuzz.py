@@ -25,7 +25,7 @@ from alignedserve.errors import FuzzError
 from alignedserve.forms.prefetch.decode_part import Prefetching
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.cli import fuzz as fuzz_command
-from alignedserve.lab.cli.flags import WhatIsFuzzed
+from alignedserve.lab.cli.flags import FuzzFlags
 from alignedserve.lab.fuzzing.fuzz import attempt, record
 from alignedserve.lab.fuzzing.invariants import Rule
 from alignedserve.lab.fuzzing.recording import Difference, first_difference, read_scenario
@@ -545,9 +545,9 @@ class TestCommand:
     def test_two_flags_both_count_or_are_refused(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        ran: list[WhatIsFuzzed] = []
+        ran: list[FuzzFlags] = []
 
-        def run(options: WhatIsFuzzed) -> int:
+        def run(options: FuzzFlags) -> int:
             ran.append(options)
             return 0
 

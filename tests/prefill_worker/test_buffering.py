@@ -24,7 +24,7 @@ from alignedserve.protocol.events import (
     MemberLost,
     StepDone,
 )
-from alignedserve.protocol.form_messages import Evict, LetGo, Prefetch, Prefetched
+from alignedserve.protocol.form_messages import Evict, Prefetch, PrefetchDeclined, Prefetched
 from alignedserve.protocol.messages import (
     ROUTER,
     AskPages,
@@ -91,20 +91,20 @@ def test_it_is_copied_beside_the_steps_and_can_be_pulled_once_it_is_here(worker:
 def test_they_have_no_more_than_their_share_and_what_has_no_room_is_said(worker: PrefillCore) -> None:
     commands = prefetched(worker, IN_A, IN_B, IN_C)
     assert [copy.pages for copy in copies(commands)] == [(5, 6), (7, 8)]
-    assert sent(commands) == [LetGo((("c", 0),))]
+    assert sent(commands) == [PrefetchDeclined((("c", 0),))]
     assert prefetched(worker, IN_A) == [], "said again"
 
 
 def test_what_is_not_intact_is_let_go(worker: PrefillCore) -> None:
     [copy] = copies(prefetched(worker, IN_A))
-    assert sent(worker.handle(CopiedIn(copy.number, intact=False), 0.0)) == [LetGo((("a", 0),))]
+    assert sent(worker.handle(CopiedIn(copy.number, intact=False), 0.0)) == [PrefetchDeclined((("a", 0),))]
     assert not any(worker.held.values())
 
 
 def test_prompts_get_the_memory_of_what_has_longest_to_wait(worker: PrefillCore) -> None:
     come(worker, IN_A, IN_B)
     long = request("p", prompt=4 * 8, max_tokens=2)
-    assert sent(worker.handle(said(ROUTER, Prefill(long)), 0.0)) == [LetGo((("b", 0),))]
+    assert sent(worker.handle(said(ROUTER, Prefill(long)), 0.0)) == [PrefetchDeclined((("b", 0),))]
     assert worker.held["buffers"] == 1
 
 
@@ -130,7 +130,7 @@ def test_a_decode_worker_that_is_lost_needs_nothing_any_more(worker: PrefillCore
     come(worker, IN_A, IN_B)
     worker.handle(MemberLost(DECODE), 0.0)
     assert not any(worker.held.values())
-    assert sent(prefetched(worker, IN_C)) == [LetGo((("c", 0),))], "it cannot be reached"
+    assert sent(prefetched(worker, IN_C)) == [PrefetchDeclined((("c", 0),))], "it cannot be reached"
 
 
 def evicted(worker: PrefillCore, entry: Entry) -> list[Command]:
@@ -187,12 +187,12 @@ class TestEvicted:
 
     def test_without_room_it_is_let_go(self, worker: PrefillCore) -> None:
         come(worker, IN_B, IN_C)
-        assert sent(evicted(worker, IN_A)) == [LetGo((("a", 0),))]
+        assert sent(evicted(worker, IN_A)) == [PrefetchDeclined((("a", 0),))]
 
     def test_what_does_not_come_is_let_go(self, worker: PrefillCore) -> None:
         evicted(worker, IN_A)
         commands = worker.handle(KvReceived(1, "decode-0.1", intact=False), 0.0)
-        assert sent(commands) == [LetGo((("a", 0),))]
+        assert sent(commands) == [PrefetchDeclined((("a", 0),))]
         assert not any(worker.held.values())
 
     def test_blocks_are_written_to_until_the_transfer_has_ended(self, worker: PrefillCore) -> None:
@@ -207,7 +207,7 @@ class TestEvicted:
         evicted(worker, IN_A)
         worker.handle(KvReceived(1, "decode-0.1", intact=True), 0.0)
         long = request("p", prompt=4 * 8, max_tokens=2)
-        assert sent(worker.handle(said(ROUTER, Prefill(long)), 0.0)) == [LetGo((("b", 0),))]
+        assert sent(worker.handle(said(ROUTER, Prefill(long)), 0.0)) == [PrefetchDeclined((("b", 0),))]
 
     def test_a_copy_of_before_it_ran_gives_way(self, worker: PrefillCore) -> None:
         come(worker, IN_A)

@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.core import Estimate, Fold, Request, Retention, ServiceClass, Sight
+from alignedserve.core import AttentionPattern, Estimate, Fold, Request, Retention, ServiceClass
 from alignedserve.router.placing.held import Holdings
 from alignedserve.scheduling.policy import Policy, Room
 from tests.samples import request
@@ -54,7 +54,7 @@ def test_what_is_given_at_once_is_held_from_the_start() -> None:
 
 
 def test_requests_that_fold_hold_a_share_of_what_is_behind_the_window() -> None:
-    holdings = Holdings(GROWING, Retention(fold=Fold(Sight(100), 4)))
+    holdings = Holdings(GROWING, Retention(fold=Fold(AttentionPattern(100), 4)))
     long = [make_request(str(number), prompt=1300, mean=200, upper=200) for number in range(100)]
     for each in long:
         holdings.put(each)

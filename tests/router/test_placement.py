@@ -35,7 +35,7 @@ def be(prompt: int = 100) -> Request:
 def placement(*workers: str, policy: Policy = DEFAULT_POLICY, prompts_on: Role = Role.PREFILL) -> Placement:
     found = Placement(policy, block_size=16, kv_tokens=1600, prompts_on=prompts_on)
     for name in workers:
-        found.met(member(name))
+        found.add_worker(member(name))
     return found
 
 
@@ -68,7 +68,7 @@ class TestWhere:
         tell(found, "prefill-0", all_s=0.0)
         tell(found, "prefill-1", all_s=0.05, rt_s=0.05)
         place(found, "prefill-0", rt(), NOW)
-        found.came("prefill-0", rt(), NOW)
+        found.add_request("prefill-0", rt(), NOW)
         assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-1"
         assert found.ahead_of(rt(), POOL, NOW).prompts_s == pytest.approx(0.05)
 
@@ -83,7 +83,7 @@ class TestWhere:
 
     def test_a_worker_that_is_lost_gets_nothing(self) -> None:
         found = placement("prefill-0", "prefill-1")
-        found.lost("prefill-0")
+        found.remove_worker("prefill-0")
         assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-1"
 
 
@@ -108,7 +108,7 @@ class TestTime:
     def test_a_worker_that_will_be_through_is_as_good_as_an_idle_one(self) -> None:
         """It holds fewer tokens."""
         found = placement("prefill-0", "prefill-1")
-        found.came("prefill-1", rt(), NOW)
+        found.add_request("prefill-1", rt(), NOW)
         tell(found, "prefill-0", all_s=2.0, rt_s=2.0)
         tell(found, "prefill-1", all_s=0.0)
         assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-1"
@@ -145,7 +145,7 @@ class TestMemoryOfAWorker:
     def colocated(self, kv_tokens: int = 450) -> Placement:
         found = Placement(DEFAULT_POLICY, block_size=16, kv_tokens=kv_tokens, prompts_on=Role.DECODE)
         for name in ("decode-0", "decode-1"):
-            found.met(member(name))
+            found.add_worker(member(name))
         return found
 
     def named(self, name: str, upper: int = 100) -> Request:
@@ -153,9 +153,9 @@ class TestMemoryOfAWorker:
 
     def test_of_idle_workers_the_worker_whose_requests_hold_least(self) -> None:
         found = self.colocated()
-        found.came("decode-0", self.named("a", upper=300), NOW)
+        found.add_request("decode-0", self.named("a", upper=300), NOW)
         for name in "bc":
-            found.came("decode-1", self.named(name, upper=10), NOW)
+            found.add_request("decode-1", self.named(name, upper=10), NOW)
         assert found.ahead_of(self.named("new"), {}, NOW).worker == "decode-1", (
             "two short ones hold less than a long one"
         )
@@ -167,22 +167,22 @@ class TestMemoryOfAWorker:
         """Three chats of decode-0 have come to 200 of 300 tokens; decode-1 is empty, and has prompts to run."""
         found = Placement(DEFAULT_POLICY, block_size=16, kv_tokens=1100, prompts_on=prompts_on)
         for name in ("prefill-0", "decode-0", "decode-1"):
-            found.met(member(name))
+            found.add_worker(member(name))
         tell(found, "decode-1", all_s=99.0, rt_s=99.0)
         found.reported("decode-0", Report(step_s=0.05), NOW)
         for _ in range(300):
             found.ended(self.named("ended"), 300)
         for number in range(3):
-            found.came("decode-0", self.named(f"a{number}"), NOW)
+            found.add_request("decode-0", self.named(f"a{number}"), NOW)
         later = NOW + 10.0
         assert (found.ahead_of(self.named("new"), {}, later).shortage.tokens > 0) is short
-        found.left("decode-0", self.named("a0"))
+        found.remove_request("decode-0", self.named("a0"))
         assert found.ahead_of(self.named("new"), {}, later).shortage.tokens < 0
 
     def test_nothing_lacks_where_nobody_knows_how_much_a_device_holds(self) -> None:
         found = self.colocated(kv_tokens=0)
         for worker in ("decode-0", "decode-1"):
-            found.came(worker, self.named(worker), NOW)
+            found.add_request(worker, self.named(worker), NOW)
         assert found.ahead_of(self.named("new"), {}, NOW).shortage.tokens < 0
 
 
@@ -202,7 +202,7 @@ class TestHelp:
 
     def test_what_is_on_its_way_to_it_by_the_pool_is_none_of_its_room(self) -> None:
         found = self.piled_up()
-        found.came("pool-0", rt(), NOW)
+        found.add_request("pool-0", rt(), NOW)
         assert found.ahead_of(rt(), POOL, NOW).worker == "decode-0"
 
     def test_not_without_room_for_all_that_it_may_say(self) -> None:
@@ -233,7 +233,7 @@ class TestLending:
     def lending(self, *workers: str) -> Placement:
         found = Placement(DEFAULT_POLICY, block_size=16, kv_tokens=1600, lends=True)
         for name in workers or ("prefill-0", "decode-0"):
-            found.met(replace(member(name), role=Role.DECODE, lends=name.startswith("prefill")))
+            found.add_worker(replace(member(name), role=Role.DECODE, lends=name.startswith("prefill")))
             tell(found, name, all_s=0.0)
         return found
 
@@ -281,7 +281,7 @@ class TestLending:
     def test_a_worker_that_requests_are_on_their_way_to_takes_prompts_of_chats_later(self) -> None:
         found, long = self.lending(), replace(rt(), id="long", estimate=Estimate(80, 100))
         assert place(found, "prefill-0", long, NOW) == "decode-0"
-        found.came("prefill-0", long, NOW)
+        found.add_request("prefill-0", long, NOW)
         tell(found, "prefill-0", all_s=0.3, rt_s=0.3)
         assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
         found.moved("prefill-0", "decode-0", long, NOW)
@@ -289,7 +289,7 @@ class TestLending:
 
     def test_decode_workers_take_prompts_of_both_classes_that_pile_up(self) -> None:
         found = self.lending()
-        found.came("decode-0", replace(rt(), id="other"), NOW)
+        found.add_request("decode-0", replace(rt(), id="other"), NOW)
         tell(found, "prefill-0", all_s=9.8, rt_s=0.1)
         assert found.ahead_of(rt(), POOL, NOW).worker == found.ahead_of(be(), POOL, NOW).worker == "prefill-0"
         tell(found, "prefill-0", all_s=11.0, rt_s=0.2)
@@ -322,7 +322,7 @@ class TestLending:
     @pytest.mark.parametrize("left", ["prefill-0", "decode-0"])
     def test_whichever_is_left_does_all(self, left: str) -> None:
         found = self.lending()
-        found.lost("decode-0" if left == "prefill-0" else "prefill-0")
+        found.remove_worker("decode-0" if left == "prefill-0" else "prefill-0")
         assert found.num_for_prompts == 1
         assert found.ahead_of(rt(), POOL, NOW).worker == found.ahead_of(be(), POOL, NOW).worker == left
         assert place(found, left, replace(rt(), estimate=Estimate(80, 100)), NOW) == ""
@@ -391,9 +391,9 @@ class TestNodes:
         """Return two nodes with a prefill worker and a decode worker each, and prefill-2 on a third node."""
         found = Placement(DEFAULT_POLICY, block_size=16, kv_tokens=1600)
         for number in range(3):
-            found.met(replace(member(f"prefill-{number}"), node=f"n{number}"))
+            found.add_worker(replace(member(f"prefill-{number}"), node=f"n{number}"))
         for number in range(2):
-            found.met(replace(member(f"decode-{number}"), node=f"n{number}"))
+            found.add_worker(replace(member(f"decode-{number}"), node=f"n{number}"))
             tell(found, f"decode-{number}", all_s=0.0, free_blocks=100 - number)
         return found
 
@@ -402,8 +402,8 @@ class TestNodes:
         chat was refused."""
         found = self.two()
         for number in range(2):
-            found.lost(f"decode-{number}")
-        found.met(replace(member("decode-0"), node="n0"))
+            found.remove_worker(f"decode-{number}")
+        found.add_worker(replace(member("decode-0"), node="n0"))
         assert found.ahead_of(rt(), POOL, NOW).shortage.tokens < 0
 
     def test_a_prompt_stays_on_its_node_while_there_is_room(self) -> None:
@@ -420,14 +420,14 @@ class TestNodes:
         found = self.two()
         assert place(found, "prefill-2", rt(), NOW) == "decode-0"
         assert place(found, "prefill-2", rt(), NOW) == "decode-1"
-        found.lost("decode-1")
+        found.remove_worker("decode-1")
         assert place(found, "prefill-2", rt(), NOW) == "decode-0"
-        found.lost("decode-0")
+        found.remove_worker("decode-0")
         assert place(found, "prefill-2", rt(), NOW) == ""
 
     def test_another_life_may_be_on_another_node(self) -> None:
         found = self.two()
-        found.met(replace(member("decode-1"), node="n2"))
+        found.add_worker(replace(member("decode-1"), node="n2"))
         tell(found, "decode-1", all_s=0.0, free_blocks=50)
         assert place(found, "prefill-2", rt(), NOW) == "decode-1"
         assert place(found, "prefill-1", rt(), NOW) == "decode-0"
@@ -442,9 +442,9 @@ class TestBeginnings:
     def two(self, policy: Policy = DEFAULT_POLICY) -> Placement:
         found = Placement(policy, block_size=16, kv_tokens=16_000)
         for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"):
-            found.met(replace(member(name), node=f"n{name[-1]}"))
+            found.add_worker(replace(member(name), node=f"n{name[-1]}"))
             tell(found, name, all_s=0.0, free_blocks=1000)
-        found.kept(rt(600), "n1", POOLS)  # four pieces of 128 tokens
+        found.note_prefix(rt(600), "n1", POOLS)  # four pieces of 128 tokens
         tell(found, "prefill-1", all_s=0.2, rt_s=0.2)
         return found
 
@@ -462,7 +462,7 @@ class TestBeginnings:
         found = self.two()
         tell(found, "prefill-0", all_s=9.0, rt_s=9.0)
         place(found, "prefill-1", rt(500), NOW, 0.5 - 0.95 * 0.384)
-        found.came("prefill-1", rt(), NOW)
+        found.add_request("prefill-1", rt(), NOW)
         assert found.ahead_of(rt(1000), POOLS, NOW).prompts_s == pytest.approx(0.2 + 0.5 - 0.95 * 0.384)
 
     @pytest.mark.parametrize(
@@ -471,7 +471,7 @@ class TestBeginnings:
     def test_a_copy_takes_what_the_worker_says(self, copy_share: float, takes_s: float) -> None:
         """The worker computes a prompt if a copy takes longer."""
         found = self.two()
-        found.kept(rt(7900), "n1", POOLS)
+        found.note_prefix(rt(7900), "n1", POOLS)
         tell(found, "prefill-0", all_s=9.0, rt_s=9.0)
         tell(found, "prefill-1", all_s=0.0, copying=CopyCost(copy_share * TOKEN_S))
         assert found.ahead_of(rt(8000), POOLS, NOW).prompt_s == pytest.approx(takes_s)
@@ -480,7 +480,7 @@ class TestBeginnings:
     def test_a_prompt_behind_a_slow_link_goes_where_it_is_sooner(self, wait_s: float, goes_to: str) -> None:
         """The copy of 7,808 tokens takes 7 s; the worker would compute them in 7.8 s."""
         found = self.two()
-        found.kept(rt(7900), "n1", POOLS)
+        found.note_prefix(rt(7900), "n1", POOLS)
         tell(found, "prefill-1", all_s=wait_s, rt_s=wait_s, copying=CopyCost(0.9 * TOKEN_S))
         assert found.ahead_of(rt(8000), POOLS, NOW).worker == goes_to
 
@@ -498,7 +498,7 @@ class TestBeginnings:
     @pytest.mark.parametrize("lost", ["prefill-1", "decode-1"])
     def test_nor_where_nobody_runs_it_or_goes_on_with_it(self, lost: str) -> None:
         found = self.two()
-        found.lost(lost)
+        found.remove_worker(lost)
         assert found.ahead_of(rt(1000), POOLS, NOW).worker == "prefill-0"
 
     def test_what_begins_so_and_goes_on_otherwise_is_known_as_far_as_that(self) -> None:
@@ -525,7 +525,7 @@ class TestDevices:
     def two(self, policy: Policy = DEFAULT_POLICY) -> Placement:
         found = Placement(policy, block_size=16, kv_tokens=16_000, prompts_on=Role.DECODE)
         for name in ("decode-0", "decode-1"):
-            found.met(member(name))
+            found.add_worker(member(name))
             tell(found, name, all_s=0.0, free_blocks=1000)
         place(found, "decode-1", rt(600), NOW)
         tell(found, "decode-1", all_s=0.0)
@@ -542,7 +542,7 @@ class TestDevices:
 
     def test_to_copy_what_the_node_s_pool_has_takes_some_time(self) -> None:
         found = self.two()
-        found.kept(rt(600), "local", POOL)
+        found.note_prefix(rt(600), "local", POOL)
         assert found.ahead_of(rt(1000), POOL, NOW).worker == "decode-1", "nothing is to be copied there"
         tell(found, "decode-1", all_s=0.1, rt_s=0.1)
         assert found.ahead_of(rt(1000), POOL, NOW).worker == "decode-0"
@@ -552,11 +552,11 @@ class TestDevices:
         """It may hold four tokens more for each of the 512 that it need not compute."""
         found = self.two()
         for number in range(num_more):
-            found.came("decode-1", replace(rt(1000), id=f"here-{number}"), NOW)
+            found.add_request("decode-1", replace(rt(1000), id=f"here-{number}"), NOW)
         assert found.ahead_of(rt(1000), POOL, NOW).worker == goes_to
 
     def test_a_worker_that_has_started_again_has_nothing(self) -> None:
         found = self.two()
-        found.renewed("decode-1")
+        found.restart_worker("decode-1")
         tell(found, "decode-1", all_s=0.1, rt_s=0.1)
         assert found.ahead_of(rt(1000), POOL, NOW).worker == "decode-0"

@@ -11,7 +11,7 @@ from alignedserve.core import Retention, Role
 from alignedserve.protocol.commands import Send
 from alignedserve.protocol.messages import Member, Members
 from alignedserve.protocol.roads import Endpoint
-from alignedserve.router.members import Recovery, Roll
+from alignedserve.router.members import MemberList, Recovery
 from alignedserve.router.placing.ranking import Rooms
 from tests.samples import ROUTER_MEMBER, member
 
@@ -48,7 +48,7 @@ class TestRooms:
 @pytest.mark.parametrize("lends", [False, True])
 def test_workers_of_two_kinds_with_a_transport_are_told_of_each_other(lends: bool) -> None:
     """A prefill worker that lends itself is to others a decode worker; what it hands on goes to those that do not."""
-    roll, prefill = Roll(ROUTER_MEMBER), member("prefill-0")
+    roll, prefill = MemberList(ROUTER_MEMBER), member("prefill-0")
     if lends:
         prefill = replace(prefill, role=Role.DECODE, lends=True)
     with_one = [replace(worker, transport="there") for worker in (prefill, member("decode-0"))]
@@ -74,7 +74,7 @@ def test_workers_of_two_kinds_with_a_transport_are_told_of_each_other(lends: boo
 
 def test_workers_without_a_road_are_not_told_of_each_other() -> None:
     """One prefill worker's GPU reads the memory of the decode worker's, another's does not."""
-    roll = Roll(ROUTER_MEMBER)
+    roll = MemberList(ROUTER_MEMBER)
     near, far, decode = (
         replace(member(name), transport=Endpoint("10.0.0.1:1", device, frozenset(reached)).pack())
         for name, device, reached in (("prefill-0", "a", "c"), ("prefill-1", "b", ""), ("decode-0", "c", "ab"))
@@ -90,7 +90,7 @@ def test_workers_without_a_road_are_not_told_of_each_other() -> None:
 
 
 def test_a_pool_and_workers_know_each_other_on_one_node_only() -> None:
-    roll = Roll(ROUTER_MEMBER)
+    roll = MemberList(ROUTER_MEMBER)
     of_nodes = {
         number: [
             replace(member(f"{role}-{number}"), node=f"n{number}", transport="there") for role in ("pool", "decode")

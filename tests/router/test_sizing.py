@@ -156,7 +156,7 @@ def test_prefill_workers_that_decode_are_counted_with_the_memory_that_requests_w
     """Three workers hold 4,800 tokens, and 3,600 are wanted: no worker is to leave, though no prompt waits."""
     placement = Placement(DEFAULT_POLICY, block_size=16, kv_tokens=1600, lends=True)
     for name in ("prefill-0", "prefill-1", "decode-0"):
-        placement.met(replace(member(name), role=Role.DECODE, lends=name.startswith("prefill")))
+        placement.add_worker(replace(member(name), role=Role.DECODE, lends=name.startswith("prefill")))
     admission = Admission(DEFAULT_POLICY, most_open=100, queues=Queues())
     for number in range(8):
         admission.opened(request(f"{number}", prompt=449, max_tokens=1))

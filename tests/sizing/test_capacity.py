@@ -11,7 +11,7 @@ from alignedserve.architectures.families.llama import LlamaConfig
 from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.architectures.rope import Rope
 from alignedserve.config.config import Config, load
-from alignedserve.core import Fold, Sight
+from alignedserve.core import AttentionPattern, Fold
 from alignedserve.errors import ConfigError
 from alignedserve.sizing.capacity import capacity
 
@@ -66,7 +66,7 @@ def test_memory_for_the_windows_of_all_layers_is_enough_for_requests_of_any_leng
     with pytest.raises(ConfigError, match="one request may have 4096"):
         capacity(split(schedule__room="whole", **little), windowed)
     enough = {"engine__kv_memory_mb": 100}
-    assert capacity(split(**enough), mixed).limits.fold == Fold(Sight(512), 8)
+    assert capacity(split(**enough), mixed).limits.fold == Fold(AttentionPattern(512), 8)
     assert capacity(split(schedule__room="whole", **enough), mixed).limits.fold is None
     with pytest.raises(ConfigError, match="one request may have 576"):
         capacity(split(**little | {"engine__kv_memory_mb": 4}), windowed)

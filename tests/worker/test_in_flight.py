@@ -51,10 +51,10 @@ def test_a_step_that_fails_takes_the_next_with_it_and_no_other() -> None:
     steps = begun(10, 11)
     steps.end(1)
     steps.fail()
-    assert steps.runs_in_vain
+    assert steps.is_discarded
     steps.begin((), (), Shape.build(prefixes=[10]), 0.01)
     assert not steps.end(2).counts
-    assert not steps.runs_in_vain
+    assert not steps.is_discarded
     assert steps.end(3).counts
 
 
@@ -63,7 +63,7 @@ def test_a_step_that_fails_alone_takes_nothing_with_it() -> None:
     steps.end(1)
     steps.fail()
     steps.begin((), (), Shape.build(prefixes=[10]), 0.01)
-    assert not steps.runs_in_vain
+    assert not steps.is_discarded
     assert steps.end(2).counts
 
 

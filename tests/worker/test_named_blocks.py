@@ -34,7 +34,7 @@ class Sharing(RuleBasedStateMachine):
     def seat(self, tokens: list[int], extra: int) -> None:
         names = names_of(*tokens)
         found = self.blocks.find(names)
-        needed = len(names) + extra - self.blocks.num_read(names[:found])
+        needed = len(names) + extra - self.blocks.num_shared(names[:found])
         fits = needed <= self.blocks.num_free
         if not fits:
             return

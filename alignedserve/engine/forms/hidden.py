@@ -19,7 +19,7 @@ from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.runs import Run
 from alignedserve.errors import PlanError
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import QuerySpan, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.protocol.form_orders import ProjectKv
 from alignedserve.scheduling.form_rules import HIDDEN
@@ -75,7 +75,7 @@ class HiddenVectors:
 
     def _project(self, kept: Sequence[int], blocks: Sequence[int], tokens: int, cache: Tensor) -> None:
         block_size = cache.shape[2]
-        slots, spans = slots_of(kept, block_size, tokens), Spans([Lie(tokens, tokens, blocks)], block_size)
+        slots, spans = slots_of(kept, block_size, tokens), Spans([QuerySpan(tokens, tokens, blocks)], block_size)
         for layer, of_layer in enumerate(cache.unbind(0)):
             vectors = _rows(of_layer, slots, self._config.hidden_size)
             self._kernels.write(of_layer, spans, *self._model.project(layer, vectors, spans.positions))
@@ -94,10 +94,10 @@ class _HiddenAttention:
             blocks = range(first, first + units_for(run.end, block_size))
             first = blocks.stop
             slots = slots_of(run.kv.blocks, block_size, run.end)
-            lies.append(Lie(len(run.tokens), run.end, blocks))
+            lies.append(QuerySpan(len(run.tokens), run.end, blocks))
             new.append(slots[run.start :])
             if run.start:
-                before.append(Lie(run.start, run.start, blocks))
+                before.append(QuerySpan(run.start, run.start, blocks))
                 old.append(slots[: run.start])
         self._spans, self._new_slots = Spans(lies, block_size), torch.cat(new)
         self._before = Spans(before, block_size) if before else None

@@ -25,7 +25,7 @@ from alignedserve.engine.models.runs import Run
 from alignedserve.errors import PlanError
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import QuerySpan, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 
@@ -71,19 +71,19 @@ class FoldedAttention:
         self._kernels.write(of_layer, spans, k, v)
         return self._kernels.attend(query, of_layer, spans, scoring)
 
-    def _unfolded(self, run: Run) -> Lie:
+    def _unfolded(self, run: Run) -> QuerySpan:
         """Return where those tokens lie whose K and V all layers keep."""
         folded, count = self._folded(run)
-        return Lie(len(run.tokens), run.end - folded, run.kv.blocks[count:], dropped=folded)
+        return QuerySpan(len(run.tokens), run.end - folded, run.kv.blocks[count:], dropped=folded)
 
     def _spans_of_whole(self, rooms: tuple[int, ...]) -> Spans:
         """Return where all tokens lie for a layer whose rooms are these, counted from the first of them."""
         starts = torch.tensor(rooms) * (self._memory.shape[1] // 2)
 
-        def lie(run: Run) -> Lie:
+        def lie(run: Run) -> QuerySpan:
             blocks, (_, count) = torch.tensor(run.kv.blocks), self._folded(run)
             places = torch.cat(((blocks[:count, None] + starts).flatten(), blocks[count:] + starts[0]))
-            return Lie(len(run.tokens), run.end, places.tolist())
+            return QuerySpan(len(run.tokens), run.end, places.tolist())
 
         return Spans(map(lie, self._runs), self._block_size)
 

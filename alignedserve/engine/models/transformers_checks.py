@@ -42,7 +42,7 @@ from alignedserve.engine.models.transformers_model import (
 from alignedserve.errors import UnsupportedModel
 from alignedserve.kernels.common.reference import attend_to
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import QuerySpan, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 log = logging.getLogger("alignedserve.engine")
@@ -204,15 +204,15 @@ def _in_two_steps(
     shape, device = (config.num_layers, 2 * 5, _BLOCK_SIZE, config.kv_dim), prompt.device
     cache = torch.full(shape, float("nan"), dtype=dtype, device=device)
 
-    def step(tokens: Tensor, lies: list[Lie]) -> Tensor:
+    def step(tokens: Tensor, lies: list[QuerySpan]) -> Tensor:
         spans = Spans(lies, _BLOCK_SIZE)
         attention = attention_of(spans, cache, kernels)
         rows = torch.arange(len(tokens), device=device)
         return model.forward(tokens, spans.positions.to(device), rows, attention)
 
-    first = step(prompt[:CHUNK], [Lie(CHUNK, CHUNK, (3, 0, 4))])
+    first = step(prompt[:CHUNK], [QuerySpan(CHUNK, CHUNK, (3, 0, 4))])
     both = torch.cat((prompt[CHUNK:], prompt[:OTHER]))
-    second, other = step(both, [Lie(PROMPT - CHUNK, PROMPT, (3, 0, 4)), Lie(OTHER, OTHER, (2, 1))]).split(
+    second, other = step(both, [QuerySpan(PROMPT - CHUNK, PROMPT, (3, 0, 4)), QuerySpan(OTHER, OTHER, (2, 1))]).split(
         [PROMPT - CHUNK, OTHER]
     )
     return first, second, other

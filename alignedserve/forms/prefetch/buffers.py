@@ -3,7 +3,7 @@ their Pulls.
 
     Prefetch ── room: CopyIn ──────────┬─▶ filling ──▶ here: Prefetched ── Pull ──▶ sending ──▶ gone
     Evict ──── room: Pull, ReceiveKv ──┘      │ not intact  └── prompts lack memory ──┐
-       └────── none ──────────────────────────┴─────────────▶ LetGo ◀─────────────────┘
+       └────── none ──────────────────────────┴─────────────▶ PrefetchDeclined ◀─────────────────┘
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from alignedserve.core import Entry, Role, units_for
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, Send, SendKv
 from alignedserve.protocol.events import CopiedIn, KvReceived, KvSent, MemberLost, Received
-from alignedserve.protocol.form_messages import Evict, LetGo, Prefetch, Prefetched
+from alignedserve.protocol.form_messages import Evict, Prefetch, PrefetchDeclined, Prefetched
 from alignedserve.protocol.messages import Attempt, Member, Pull, holder
 from alignedserve.worker.offering import Offering
 from alignedserve.worker.part import Events, FormPart, Worker
@@ -117,7 +117,7 @@ class Buffers(FormPart):
             else:
                 number = buffer.copy = next(self._here.copy_numbers)
                 commands.append(CopyIn(number, pool.holder, entry.pages, buffer.blocks, buffer.tokens, aside=True))
-        return [*commands, Send(sender, LetGo(tuple(refused)))] if refused else commands
+        return [*commands, Send(sender, PrefetchDeclined(tuple(refused)))] if refused else commands
 
     def _add(self, entry: Entry, decode: Member, joins_at: float) -> Buffer | None:
         """Return a buffer for the entry if there are blocks that no prompt needs. No request makes room for it."""
@@ -145,7 +145,7 @@ class Buffers(FormPart):
         """Tell the decode worker that KV is here, or that it is not."""
         if buffer.is_wanted and intact:
             return [Send(buffer.decode.name, Prefetched((buffer.key,)))]
-        let_go: list[Command] = [Send(buffer.decode.name, LetGo((buffer.key,)))] if buffer.is_wanted else []
+        let_go: list[Command] = [Send(buffer.decode.name, PrefetchDeclined((buffer.key,)))] if buffer.is_wanted else []
         self._forget([buffer])
         return let_go
 
@@ -176,7 +176,7 @@ class Buffers(FormPart):
             self._forget([here])
         buffer = None if decode is None else self._add(entry, decode, now + message.wait_s)
         if buffer is None:
-            return [Send(sender, LetGo((attempt,)))]
+            return [Send(sender, PrefetchDeclined((attempt,)))]
         holder = buffer.decode.holder
         self._pulls[holder] += 1
         number, buffer.is_copy = self._pulls[holder], False
@@ -256,7 +256,7 @@ class Buffers(FormPart):
             if buffer.is_here:
                 self._forget([buffer])
                 let_go.setdefault(buffer.decode.name, []).append(buffer.key)
-        return [Send(decode, LetGo(tuple(attempts))) for decode, attempts in let_go.items()]
+        return [Send(decode, PrefetchDeclined(tuple(attempts))) for decode, attempts in let_go.items()]
 
     @property
     def awaits_answer(self) -> bool:

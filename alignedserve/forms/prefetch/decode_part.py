@@ -11,7 +11,7 @@ from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import KvReceived, KvSent, MemberLost, Received
 from alignedserve.protocol.figures import DecodeSteps
-from alignedserve.protocol.form_messages import Evict, LetGo, Prefetch, Prefetched
+from alignedserve.protocol.form_messages import Evict, Prefetch, PrefetchDeclined, Prefetched
 from alignedserve.protocol.messages import Attempt, Cancel, Member
 from alignedserve.scheduling.lengths import tokens_left
 from alignedserve.scheduling.levels import InLine, expected_waits, level_of
@@ -41,11 +41,11 @@ class Prefetching(FormPart):
     """Has prefill workers hold the KV of candidates that wait in the pool, and of requests that have to leave.
 
         candidate ── Prefetch ──▶ (copied beside prompts) ── Prefetched ──▶ pulled on joining
-            └── room before that, or LetGo: the candidate joins from the pool as usual
+            └── room before that, or PrefetchDeclined: the candidate joins from the pool as usual
 
         resident ── hardly a block is free: Evict ──▶ departing ── Pull: SendKv ──▶ sent ──▶ candidate (its KV there)
             ▲                                          │            └── failed ──┐                │ Pull, ReceiveKv
-            ├──────────────── LetGo: no room there ◀───┘                         │                ▼
+            ├──────────────── PrefetchDeclined: no room there ◀───┘                         │                ▼
             └────────────────────────────────────────────────────────────────────┘              resident
                                             given up, lost, or not intact: waiting ── recomputed ──▶
 
@@ -60,14 +60,14 @@ class Prefetching(FormPart):
         self._most = int(self._policy.candidate_share * self._limits.num_blocks)  # that a partner is expected to have
         self._refused_until: dict[str, int] = {}  # prefill worker that had no room -> step
         self.num_prefetched = 0  # requests that joined from a prefill worker's device, and had waited in the pool
-        self.num_in_vain = 0  # copies that partners were told to drop
+        self.num_wasted = 0  # copies that partners were told to drop
         self.num_evicted = 0  # requests that left their KV on a prefill worker
 
     @property
     def events(self) -> Events:
         return {
             Prefetched: (self._prefetched,),
-            LetGo: (self._let_go,),
+            PrefetchDeclined: (self._let_go,),
             KvReceived: (self._received,),
             KvSent: (self._sent,),
             **{(MemberLost, role): (self._peer_lost,) for role in WORKERS},
@@ -78,11 +78,11 @@ class Prefetching(FormPart):
         are not wanted any more."""
         asked = self._prefetch(now)
         unwanted, self._candidates.unwanted = self._candidates.unwanted, []
-        self.num_in_vain += len(unwanted)
+        self.num_wasted += len(unwanted)
         return [*asked, *(Send(name, Cancel(*attempt)) for name, attempt in unwanted)]
 
     def counted(self, steps: DecodeSteps) -> DecodeSteps:
-        return replace(steps, prefetched=self.num_prefetched, in_vain=self.num_in_vain)
+        return replace(steps, prefetched=self.num_prefetched, in_vain=self.num_wasted)
 
     # --- Prefill workers that hold KV for this one
 
@@ -246,7 +246,7 @@ class Prefetching(FormPart):
 
     # --- KV that a partner does not hold, or not any more
 
-    def _let_go(self, message: LetGo, frame: Received, now: float) -> None:
+    def _let_go(self, message: PrefetchDeclined, frame: Received, now: float) -> None:
         """Let candidates join from the pool, let requests stay that have not left, and recompute requests without
         KV."""
         sender = frame.sender

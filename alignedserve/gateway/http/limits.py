@@ -55,7 +55,7 @@ MOST_ROWS = 100_000  # of a caller in a minute, at each gateway
 LOOK_BYTES = 4 << 10
 
 
-class Tab:
+class CallerQuota:
     """The share of the caller's limits that an HTTP request takes: places among the open requests, and tokens."""
 
     def __init__(self, ledger: Ledger, caller: Caller, now: Callable[[], float] = time.monotonic) -> None:

@@ -22,7 +22,7 @@ from alignedserve.gateway.access.keys import ANONYMOUS, Caller, KeyRing
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.access.shared_bound import SharedBound
 from alignedserve.gateway.http.error_responses import error_response
-from alignedserve.gateway.http.limits import REFUSALS, RefusalPace, Tab
+from alignedserve.gateway.http.limits import REFUSALS, CallerQuota, RefusalPace
 from alignedserve.gateway.http.origins import Origins
 from alignedserve.gateway.http.records import CLIENT_CLOSED, HttpRecord
 from alignedserve.gateway.openai.errors import ClientGone, draining, key_revoked, no_key, no_key_for_page, no_room
@@ -128,7 +128,7 @@ class RequestMiddleware:
             if not self._keys:
                 self._origins.check(record.method, headers)
             if record.path not in PUBLIC and record.method != "OPTIONS":  # which no route takes: browsers ask by it
-                scope["state"]["tab"] = tab = Tab(self._ledger, self._caller(headers, record.path))
+                scope["state"]["tab"] = tab = CallerQuota(self._ledger, self._caller(headers, record.path))
                 record.caller = tab.caller.id
                 with self._calls.held(tab.caller, scope["state"]):
                     return await self._app(scope, receive, send)
@@ -189,8 +189,8 @@ def caller_of(request: HttpRequest) -> Caller:
     return tab_of(request).caller
 
 
-def tab_of(request: HttpRequest) -> Tab:
-    tab: Tab = request.state.tab
+def tab_of(request: HttpRequest) -> CallerQuota:
+    tab: CallerQuota = request.state.tab
     return tab
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from alignedserve.config.prices import Charged
 from alignedserve.core import Request, ServiceClass
-from alignedserve.gateway.http.limits import Tab
+from alignedserve.gateway.http.limits import CallerQuota
 from alignedserve.gateway.openai.errors import ApiError
 from alignedserve.metrics.meter import RequestMeter
 from alignedserve.metrics.requests import RequestMetrics
@@ -88,7 +88,7 @@ class BodyMeter:
     """Measures the requests of one body, each named by the number of the choice."""
 
     def __init__(
-        self, metrics: RequestMetrics, record: HttpRecord, tier: str, now: Callable[[], float], tab: Tab
+        self, metrics: RequestMetrics, record: HttpRecord, tier: str, now: Callable[[], float], tab: CallerQuota
     ) -> None:
         self._metrics, self._record, self._tier, self._now, self._tab = metrics, record, tier, now, tab
         self._meters: dict[int, RequestMeter] = {}

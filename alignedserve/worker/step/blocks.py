@@ -237,7 +237,7 @@ class NamedBlocks(Blocks):
             found += 1
         return found
 
-    def num_read(self, names: Sequence[int]) -> int:
+    def num_shared(self, names: Sequence[int]) -> int:
         """Return how many of these pages, which are here, some request reads."""
         return sum([self._named[name].num_readers > 0 for name in names])
 

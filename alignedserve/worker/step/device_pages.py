@@ -64,9 +64,9 @@ class DevicePages:
         if end > waiting.prefix and (seconds := self._copy_s(waiting, end, end - start)) is not None:
             waiting.plan_fetch(start, end, seconds)
 
-    def num_read(self, waiting: WorkerRequest, has_kv: bool = False) -> int:
+    def num_shared(self, waiting: WorkerRequest, has_kv: bool = False) -> int:
         """Return how many of the blocks found for a request others read: the request needs no free block for these."""
-        return self._blocks.num_read(self._found(waiting, has_kv))
+        return self._blocks.num_shared(self._found(waiting, has_kv))
 
     def num_read_once(self, running: WorkerRequest) -> int:
         """Return how many of the blocks found for a request have a single reader; a seated request finds none.

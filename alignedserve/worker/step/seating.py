@@ -56,7 +56,7 @@ class Seating:
         return units_for(tokens, self.in_block(running))
 
     def _num_held(self, running: WorkerRequest) -> int:
-        return len(running.blocks) or self.pages.num_read(running)
+        return len(running.blocks) or self.pages.num_shared(running)
 
     def in_block(self, _running: WorkerRequest) -> int:
         """Return how many tokens of a request a block holds."""

@@ -21,8 +21,8 @@ from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import Seating
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
-HOST = 3.0  # times the work that all others have seated: the least of a host
-MOST_HOSTS = 4  # at once
+LEAST_TIMES_OTHERS = 3.0  # times the work that all others have seated: the least of a host
+MOST_DOMINANT = 4  # at once
 NOBODY = frozenset[str]()
 
 
@@ -45,7 +45,7 @@ class StepView(NamedTuple):
     here: Sequence[WorkerRequest] = ()  # all requests with memory on a decode worker, able to run or not
     ran: RanStep = RanStep()
     order: DecodeOrder | None = None  # of decodes, kept between steps; None: made again
-    hosts: frozenset[str] = NOBODY  # in a pause for guests alone: the callers whose prompts do not run there
+    dominant: frozenset[str] = NOBODY  # in a pause for others alone: the callers whose prompts do not run there
 
 
 class StepAhead(NamedTuple):
@@ -84,20 +84,23 @@ class PlannedStep:
         return not (self.decodes or self.chunks or self.admitted)
 
 
-def hosts_of(
-    seated: Sequence[WorkerRequest], waiting: WaitingPrompts, firsts: Sequence[tuple[str, float]], block_size: int
+def dominant_callers(
+    seated: Sequence[WorkerRequest],
+    waiting: WaitingPrompts,
+    expected_chats: Sequence[tuple[str, float]],
+    block_size: int,
 ) -> frozenset[str]:
-    """Return the callers, the hosts, each of whom has three times the work, seated or waiting, that all others together
-    have seated; nobody where no chats of others, guests, wait or may come (`firsts`).
+    """Return the callers with at least three times the work, seated or waiting, that all others together have seated;
+    nobody where no chats of others wait or are expected.
 
     Work is a block for each request with a seat, and the blocks of chats' prompts that are still to run. For example, a
-    caller with 10 of 20 decodes is no host, and is one with a waiting prompt of 30 blocks, 40 of 50. Guests that
-    wait for a step of a long prompt at each token soon have most requests: the prompt makes its caller the host. There
-    is one host, or else two to four, each with three times a block: among callers with a chat each nobody is a guest.
+    caller with 10 of 20 decodes does not dominate, and does with a waiting prompt of 30 blocks, 40 of 50. Chats that
+    wait for a step of a long prompt at each token soon are most of the requests: the prompt makes its caller dominant.
+    One caller dominates, or two to four, each with three times a block: among callers with a chat each nobody does.
     """
-    guests = {*waiting.callers, *(caller for caller, _ in firsts)}
+    coming = {*waiting.callers, *(caller for caller, _ in expected_chats)}
     by_salt = {running.request.salt: running.request for running in seated}  # mostly one, and asked at each step
-    if not guests or len(guests.union([request.caller for request in by_salt.values()])) < 2:
+    if not coming or len(coming.union([request.caller for request in by_salt.values()])) < 2:
         return NOBODY
     with_seat = defaultdict[str, float](float)
     for running in seated:
@@ -106,15 +109,15 @@ def hosts_of(
     for caller, tokens in waiting.callers.items():
         work[caller] = work.get(caller, 0.0) + tokens / block_size
     ranked = sorted(with_seat, key=work.__getitem__, reverse=True)
-    for host in ranked:
-        if work[host] >= HOST * (all_seated - with_seat[host]):
-            return frozenset((host,)) if guests != {host} else NOBODY
+    for caller in ranked:
+        if work[caller] >= LEAST_TIMES_OTHERS * (all_seated - with_seat[caller]):
+            return frozenset((caller,)) if coming != {caller} else NOBODY
     others = all_seated
-    for num, host in enumerate(ranked[:MOST_HOSTS], 1):
-        others -= with_seat[host]
-        if work[host] >= HOST * max(1.0, others):
-            hosts = frozenset(ranked[:num])
-            return hosts if guests - hosts else NOBODY
+    for num, caller in enumerate(ranked[:MOST_DOMINANT], 1):
+        others -= with_seat[caller]
+        if work[caller] >= LEAST_TIMES_OTHERS * max(1.0, others):
+            dominant = frozenset(ranked[:num])
+            return dominant if coming - dominant else NOBODY
     return NOBODY
 
 

@@ -20,7 +20,7 @@ from alignedserve.engine.weights.forms import weights_of
 from alignedserve.kernels.common.int8_kv import vector_of
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import AnyQuantised, QuantisedLinear
-from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.spans import QuerySpan, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 _BLOCK_SIZE = 16
@@ -58,7 +58,7 @@ class OnePass:
         dtype, vector = vector_of(self._kv_dtype, self._dtype, config.num_kv_heads, config.head_dim)
         cache = torch.empty(config.num_layers, 2 * len(blocks), _BLOCK_SIZE, vector, dtype=dtype)
         cache.view(torch.uint8).fill_(0xFF)  # NaN, which shows if it is read
-        spans = Spans([Lie(len(tokens), len(tokens), blocks)], _BLOCK_SIZE)
+        spans = Spans([QuerySpan(len(tokens), len(tokens), blocks)], _BLOCK_SIZE)
         attention = attention_of(spans, cache, self._kernels)
         return self._model.forward(torch.tensor(tokens), spans.positions, None, attention)
 

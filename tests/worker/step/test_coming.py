@@ -42,9 +42,9 @@ def test_each_caller_is_known_by_what_its_prompts_take() -> None:
         chat = coming(1.0)
         chat.request = replace(chat.request, salt=caller * KEY_SALT_SIZE)
         known.count(chat, prompt_s, 0.0)
-    assert dict(known.firsts(1.0)) == {"a" * KEY_SALT_SIZE: pytest.approx(0.11), "b" * KEY_SALT_SIZE: 0.3}
+    assert dict(known.expected_chats(1.0)) == {"a" * KEY_SALT_SIZE: pytest.approx(0.11), "b" * KEY_SALT_SIZE: 0.3}
     known.count(coming(1.0, ServiceClass.BE), 0.1, LONGEST_S)
-    assert known.firsts(LONGEST_S) == []
+    assert known.expected_chats(LONGEST_S) == []
 
 
 def test_callers_whose_chats_do_not_come_any_more_are_forgotten() -> None:
@@ -121,4 +121,4 @@ def test_a_prompt_alone_takes_the_time_of_what_it_computes_behind_what_is_here()
     chat.request = replace(chat.request, prompt=(1,) * 64)
     chat.found(48, version=0)
     pace.prompt_came(chat, 0.0)
-    assert pace.context(0.0).calm_s == pytest.approx(SHARE * (1.0 - 0.064))
+    assert pace.context(0.0).max_step_for_arrivals_s == pytest.approx(SHARE * (1.0 - 0.064))

@@ -212,7 +212,7 @@ class TestTheBound:
     @pytest.mark.parametrize("scheduler", [SchedulerName.ALIGNED, SchedulerName.BEST_FIT])
     def test_a_request_that_is_still_to_come_binds_documents_and_no_chats(self, scheduler: SchedulerName) -> None:
         at = moment(Policy(scheduler))
-        at.calm_s = 0.02
+        at.max_step_for_arrivals_s = 0.02
         found = select([], [chat("rt", 0.9, prompt=400)], [], at)
         assert ran(found) == [("rt", 400)]
         found = select([], [document("d", prompt=400)], [], at)
@@ -220,11 +220,11 @@ class TestTheBound:
 
     def test_documents_leave_room_for_the_chats_of_another_caller(self) -> None:
         """A chat waits for the end of a step. A step with 1,000 tokens would take 0.11 s; a chunk of 100 saturates."""
-        at, seated = replace(moment(), pivot=100, firsts=[("", 0.08)]), [document("d", prompt=1000)]
+        at, seated = replace(moment(), pivot=100, expected_chats=[("", 0.08)]), [document("d", prompt=1000)]
         assert ran(select([], seated, [], at)) == [("d", 400)], "its own: its promise counts"
-        at.firsts = [("other", 0.08)]
+        at.expected_chats = [("other", 0.08)]
         assert ran(select([], seated, [], at)) == [("d", pytest.approx(300, abs=1))], "half of its prompt"
-        at.firsts = [("other", 0.02)]
+        at.expected_chats = [("other", 0.02)]
         assert ran(select([], seated, [], at)) == [("d", pytest.approx(100, abs=1))], "a chunk that saturates"
         decodes = [document(f"d{number}", output=3) for number in range(20)]
         assert select(decodes, seated, [], at).predicted_s == pytest.approx(0.06, abs=0.001), "twice the decodes"
@@ -232,31 +232,31 @@ class TestTheBound:
 
     def test_where_steps_pause_a_chat_of_another_caller_waits_for_one_layer_beside_documents(self) -> None:
         """The chat's prompt takes 0.02 s alone: a layer takes 0.006 s at most, and a third of S_pf fits in any case."""
-        at = replace(moment(), pivot=300, layers=5, firsts=[("other", 0.02)])
+        at = replace(moment(), pivot=300, layers=5, expected_chats=[("other", 0.02)])
         seated = [document("d", prompt=1000)]
         assert ran(select([], seated, [], at)) == [("d", pytest.approx(200, abs=1))]
         at.layers = 2
         assert ran(select([], seated, [], at)) == [("d", pytest.approx(100, abs=1))]
-        at.firsts = [("", 0.02)]
+        at.expected_chats = [("", 0.02)]
         assert ran(select([], seated, [], at)) == [("d", 512)], "its own: its promise counts"
 
     def test_beside_guests_the_prompts_of_a_host_are_no_longer_than_a_layer_may_be(self) -> None:
-        at = replace(moment(), pivot=300, layers=5, firsts=[("", 0.02), ("other", 0.02)])
+        at = replace(moment(), pivot=300, layers=5, expected_chats=[("", 0.02), ("other", 0.02)])
         prompts = [chat("host's", 9.0, prompt=1000)]
         assert ran(select([], prompts, [], at)) == [("host's", pytest.approx(200, abs=1))]
         at.layers = 0
         assert ran(select([], prompts, [], at)) == [("host's", 300)]
-        at.firsts = at.firsts[:1]
+        at.expected_chats = at.expected_chats[:1]
         assert ran(select([], prompts, [], at)) == [("host's", 512)], "nobody else may come"
 
     def test_documents_leave_room_for_a_pause_for_the_longest_prompt_that_may_come(self) -> None:
         """Of 60 ms a pause may take 30. The others are 0.01 fixed, 0.001 for the decode, and 0.019 for 190 tokens."""
-        at = replace(moment(), layers=12, firsts=[("bob", 0.01), ("eve", 0.03)])
+        at = replace(moment(), layers=12, expected_chats=[("bob", 0.01), ("eve", 0.03)])
         found = select([chat("a", 0.06, output=3)], [], [document("d", prompt=400)], at, free=50)
         assert ran(found) == [("a", 1), ("d", pytest.approx(190, abs=1))]
 
     def test_a_chat_that_is_handed_on_binds_prompts_and_no_decodes_of_chats(self) -> None:
-        at = replace(moment(), joins_s=0.03)
+        at = replace(moment(), max_step_for_handoffs_s=0.03)
         prompt = ran(select([chat("a", 0.9, output=3)], [chat("new", 0.9, prompt=400)], [], at))
         assert prompt == [("a", 1), ("new", pytest.approx(190, abs=1))]
         chats = [chat(f"c{number}", 0.9, output=3) for number in range(40)]
@@ -300,7 +300,7 @@ class TestTheBound:
     def test_prompts_with_memory_go_on_where_the_first_waits_for_it(self, late: Late, waiting_s: float) -> None:
         """The first gets no memory from others, however little time there is while chats are still to come."""
         at, far = moment(Policy(late=late)), [chat(f"a{number}", 0.0105, output=3) for number in range(3)]
-        at.calm_s = 0.001
+        at.max_step_for_arrivals_s = 0.001
         found = select(far, [], [chat("first", waiting_s)], at, free=1)
         assert found.decodes
         assert not found.admitted
@@ -308,7 +308,7 @@ class TestTheBound:
     def test_prompts_that_are_seated_go_on_where_the_first_waits_for_a_seat(self) -> None:
         """However little time there is, no seated request would give up its seat."""
         at = moment()
-        at.calm_s = 0.001
+        at.max_step_for_arrivals_s = 0.001
         seated = [document(f"d{number}", prompt=200) for number in range(3)]
         found = choose([], seated, waits([document("first", prompt=10)], at), at, seating(50, at, seats=0))
         assert ran(found) == [("d0", 16)]
