@@ -129,7 +129,8 @@ class Aligned(Scheduler):
 
         Only prompts with time for all their tokens run. What exceeds the budget goes on in the next pause, or in the
         next step where the pause is for other callers than the dominant ones. Prompts that the pool has pages of wait
-        for the next step. Not weighed alone; all rules of pauses together: p95 of first tokens 0.71 to 0.76 times, documents' tokens -0.8 to -0.9 % (two CPUs, simulated)."""
+        for the next step. Not weighed alone; all rules of pauses together: p95 of first tokens 0.71 to 0.76 times,
+        documents' tokens -0.8 to -0.9 % (two CPUs, simulated)."""
         at = view.at
         view.waiting.refresh(at.now, at.times, at.chunk)
         step = StepBuilder(view, StepBounds(most_s, most_s, most_s), prompt_budget(at), self.most)
