@@ -14,6 +14,7 @@ from alignedserve.lab.simulator.machines.clock import Priority
 from alignedserve.lab.simulator.machines.engine import TokenStory, logprob_of, story_from, vector_of
 from alignedserve.lab.simulator.machines.world import World
 from alignedserve.lab.simulator.settings import FIRST_ARRIVAL_AT, Settings
+from alignedserve.machine.one_thread import one_compute_thread
 from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Deliver, Reject
 from alignedserve.protocol.events import Closed, Opened
@@ -251,7 +252,8 @@ def _sketch_for(predictor: Predictor) -> Callable[[Sequence[int]], Sketch | None
     """Return what makes sketches of prompts; numpy is loaded only where lengths are predicted."""
     if predictor is not Predictor.HASH:
         return lambda _: None
-    from alignedserve.scheduling.sketch import sketch_of
+    with one_compute_thread():  # of numpy: a second one would only take a core from another process
+        from alignedserve.scheduling.sketch import sketch_of
 
     return sketch_of
 

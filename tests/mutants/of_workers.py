@@ -278,7 +278,7 @@ WORKER = (
     Mutant(
         "step after a failed one counts",
         f"{_WORKER}/in_flight.py",
-        "plan.number != self._void",
+        "plan.number != self._discarded_step",
         "True",
         "Tokens of a step that went on from nothing are emitted.",
     ),

@@ -262,7 +262,7 @@ def read_or_refused(frame: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "version", [0, 1, 2, 3, 4, 5, 6, 8, -7, True, 7.0, "7", None, [2], {}, 2**64 - 1, "x" * 10_000]
+    "version", [0, 1, 2, 3, 4, 5, 6, 7, 9, -8, True, 8.0, "8", None, [2], {}, 2**64 - 1, "x" * 10_000]
 )
 def test_an_unknown_version_is_named(version: Any) -> None:
     message = refused(packed(version, "x", 1, 1, "AskPages", ASK))
