@@ -114,7 +114,7 @@ class Policy(FormOptions):
     pinning: bool = True  # whether real-time requests that cannot wait go straight to a decode worker
     evict: bool = True  # whether preempted requests keep their KV elsewhere; otherwise they are recomputed
     helps: bool = True  # whether decode workers take prompts that pile up, and prefill workers decode where they can
-    least_moved: int = 64  # least output tokens worth a move from a prefill worker that could decode them
+    least_moved: int = 16  # least output tokens worth a move from a prefill worker that could decode them
     slo_scale: float = 1.0  # of what chats are promised: the times that steps are planned for
     refuse_ttfts: float = 2.0  # most ttfts that a chat may wait for others in a burst, else it is refused; 0: none
 
