@@ -254,9 +254,9 @@ class TestLending:
         assert place(found, "prefill-0", long, NOW) == ""
 
     def test_a_short_one_stays(self) -> None:
-        short = replace(rt(), estimate=Estimate(63, 100))
+        short = replace(rt(), estimate=Estimate(15, 100))
         assert place(self.lending(), "prefill-0", short, NOW) == ""
-        assert place(self.lending(), "prefill-0", replace(short, estimate=Estimate(64, 100)), NOW) == "decode-0"
+        assert place(self.lending(), "prefill-0", replace(short, estimate=Estimate(16, 100)), NOW) == "decode-0"
 
     def test_none_goes_on_to_a_worker_that_runs_prompts(self) -> None:
         found = self.lending()
