@@ -36,6 +36,7 @@ from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import Attempt
 from alignedserve.worker.arriving import Arrivals
 from alignedserve.worker.caller_shares import CallerShares
+from alignedserve.worker.memory import Seated
 from alignedserve.worker.owners import Outputs
 from alignedserve.worker.part import FormPart, Worker, WorkerPart
 from alignedserve.worker.scheduler import Levels
@@ -137,13 +138,13 @@ class Stepping(WorkerPart):
     def _give_memory(self, now: float) -> list[Command]:
         """Give each decode a place for the next token; where memory is short, requests leave."""
         memory, here, commands = self._memory, self._here, list[Command]()
-        for running, cause in memory.grow(self._queue.waiting, now):
-            if cause is not None:
-                prompts, decodes = (*here.prompts.values(),), (*here.residents.values(),)
-                leaving = running or self._scheduler.leaving(prompts, decodes, memory.context(now))
-                commands += self._leaving.preempt(leaving, cause)
-            elif running is not None:
-                self._seats.seat(running)
+        for change in memory.grow(self._queue.waiting, now):
+            if isinstance(change, Seated):
+                self._seats.seat(change.prompt)
+                continue
+            prompts, decodes = (*here.prompts.values(),), (*here.residents.values(),)
+            leaving = change.request or self._scheduler.leaving(prompts, decodes, memory.context(now))
+            commands += self._leaving.preempt(leaving, change.cause)
         commands += self._elsewhere.make_room(now)
         return commands if self._scheduler.levels is None else [*commands, *self._swap(self._scheduler.levels, now)]
 

@@ -335,8 +335,8 @@ class ScheduleConfig:
     )
     handoff: Handoff = experiment(
         DEFAULT_POLICY.handoff,
-        "prompts that are through go to a decode worker that has room, else to the KV pool; always to it; or stay "
-        "on their device until a decode worker pulls them",
+        "where finished prompts wait for decoding: `room`: on a decode worker with space, else in the pool; `pool`: "
+        "always in the pool; `device`: where they ran, until a decode worker pulls them",
     )
     pinning: bool = experiment(
         DEFAULT_POLICY.pinning, "chats that cannot wait in the KV pool go straight to a decode worker"

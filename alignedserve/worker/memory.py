@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from alignedserve.core import Entry, PreemptionCause, units_for
 from alignedserve.protocol.commands import Command, CopyOut
@@ -36,8 +36,21 @@ from alignedserve.worker.step.view import PlannedStep
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from alignedserve.worker.windows import Dropping, Folding
 
-# The request that leaves, and why (None: the scheduler says which); or a prompt that takes its seat, and None.
-Change: TypeAlias = tuple[WorkerRequest | None, PreemptionCause | None]
+
+class Preempted(NamedTuple):
+    """A request is to leave."""
+
+    cause: PreemptionCause
+    request: WorkerRequest | None = None  # None: the scheduler says which
+
+
+class Seated(NamedTuple):
+    """A prompt takes a seat."""
+
+    prompt: WorkerRequest
+
+
+MemoryChange: TypeAlias = Preempted | Seated
 
 
 class PlainMemory:
@@ -104,11 +117,9 @@ class PlainMemory:
         begun = max(running.prefix + 1, running.fetched_to) - dropped
         return max(begun, self.limits.least_held(tokens - dropped))
 
-    def spare(self, blocks: tuple[int, ...]) -> None:
-        """Free blocks of a request that goes on, as `leave` does, but seat no prompt where one had to leave for others.
-
-        The request will soon need as many blocks again: prompts wait until one of the others has ended.
-        """
+    def release_unused(self, blocks: tuple[int, ...]) -> None:
+        """Free blocks that a running request no longer needs. The crowded flag stays: it will need as many again
+        soon, so prompts wait until another request has ended."""
         is_crowded = self.is_crowded
         self.leave(blocks)
         self.is_crowded = is_crowded
@@ -259,13 +270,13 @@ class PlainMemory:
     def _decodes(self) -> Collection[WorkerRequest]:
         return self._here.residents.values() if self.decodes else ()
 
-    def grow(self, waiting: WaitingPrompts, now: float) -> Iterator[Change]:
+    def grow(self, waiting: WaitingPrompts, now: float) -> Iterator[MemoryChange]:
         """Give each decode a place for its next token, in the order of seats. Where there is none, yield which request
         is to leave before the next decode is looked at, and which prompt takes a seat."""
         if self._policy.grows:
             yield from self._grow()
 
-    def _grow(self) -> Iterator[Change]:
+    def _grow(self) -> Iterator[MemoryChange]:
         size = self.limits.block_size
         full = [  # most have a place, and are passed over without a call for each
             running
@@ -275,7 +286,7 @@ class PlainMemory:
         for running in full:
             while running.blocks and not running.kv.has_place(running.prefix, size):
                 if not self.take_for(running, 1):
-                    yield None, PreemptionCause.MEMORY
+                    yield Preempted(PreemptionCause.MEMORY)
 
     def runnable(self) -> tuple[Sequence[WorkerRequest], Sequence[WorkerRequest]]:
         """Return the decodes and the prompts that lack no memory."""

@@ -22,7 +22,7 @@ class DeviceMemory(Protocol):
     @property
     def num_free(self) -> int: ...
 
-    def spare(self, blocks: tuple[int, ...]) -> None: ...
+    def release_unused(self, blocks: tuple[int, ...]) -> None: ...
 
     def take(self, count: int) -> tuple[int, ...] | None: ...
 
@@ -47,7 +47,7 @@ class Dropping:
         """Free blocks that a request no longer needs; free none while its pages are being written.
 
         Return whether the pool need not keep pages for the request any more."""
-        return not self._writer.is_writing(running) and self.drop_to_leave(running, self._memory.spare)
+        return not self._writer.is_writing(running) and self.drop_to_leave(running, self._memory.release_unused)
 
     def drop_to_leave(self, running: WorkerRequest, free: Callable[[tuple[int, ...]], None]) -> bool:
         """Do the same for a request that leaves, even while its pages are being written: for all its blocks the device
@@ -109,7 +109,9 @@ class Folding:
                 left += old
         if not folds:
             return []
-        self._memory.spare(left)  # only now: else a fold of this list could write to a block that another fold reads
+        self._memory.release_unused(
+            left
+        )  # only now: else a fold of this list could write to a block that another fold reads
         return [FoldKv(tuple(folds))]
 
     def _is_due(self, running: WorkerRequest, fold: Fold) -> bool:

@@ -25,7 +25,7 @@ from alignedserve.scheduling.form_rules import HIDDEN
 from alignedserve.scheduling.policy import Cache
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.in_flight import StepsInFlight
-from alignedserve.worker.memory import Change, PlainMemory
+from alignedserve.worker.memory import MemoryChange, PlainMemory, Preempted, Seated
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
@@ -132,7 +132,7 @@ class WeighedMemory(PlainMemory):
 
     # --- Which requests have memory at all
 
-    def grow(self, waiting: WaitingPrompts, now: float) -> Iterator[Change]:
+    def grow(self, waiting: WaitingPrompts, now: float) -> Iterator[MemoryChange]:
         """Let decodes leave first where the memory brings more elsewhere (Apt-Serve §5).
 
         KV becomes hidden only by being recomputed: the request waits until then. Hidden vectors become KV later."""
@@ -144,10 +144,10 @@ class WeighedMemory(PlainMemory):
         self._decodes_s = sum(map(self._pending_s, decodes))
         for running, kind in zip(decodes, self._stay_as(decodes), strict=True):
             if kind is None or (kind is CacheKind.HIDDEN and not running.kv.form):
-                yield running, PreemptionCause.WORTH
+                yield Preempted(PreemptionCause.WORTH, running)
         yield from self._grow()
         for prompt in self._seat_by_worth(waiting, self._apt_serve):
-            yield prompt, None
+            yield Seated(prompt)
 
     def _stay_as(self, decodes: Sequence[WorkerRequest]) -> list[CacheKind | None]:
         """Return the form of each decode: the present form where all next tokens find a place, else the form of most

@@ -21,7 +21,7 @@ from alignedserve.core import PreemptionCause
 from alignedserve.forms.memory.block_ends import TwoEndedBlocks
 from alignedserve.protocol.commands import Command, CopyOut
 from alignedserve.protocol.form_orders import CopySlots
-from alignedserve.worker.memory import Change, PlainMemory
+from alignedserve.worker.memory import MemoryChange, PlainMemory, Preempted
 from alignedserve.worker.step.context import StepContext
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import Seating
@@ -69,11 +69,11 @@ class TwoEndedMemory(PlainMemory):
 
     # --- The next step
 
-    def grow(self, waiting: WaitingPrompts, now: float) -> Iterator[Change]:
+    def grow(self, waiting: WaitingPrompts, now: float) -> Iterator[MemoryChange]:
         """Claim a slot more for real-time decodes, which take slots of best-effort decodes."""
         for running in [resident for resident in self._here.residents.values() if resident.promise.is_rt]:
             while running.blocks and not self._claim_next(running):
-                yield self._least_needed, PreemptionCause.MEMORY
+                yield Preempted(PreemptionCause.MEMORY, self._least_needed)
 
     def _claim_next(self, running: WorkerRequest) -> bool:
         """Claim all slots of a request, and a slot for the next token; a prompt has claimed enough."""

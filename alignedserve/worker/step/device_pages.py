@@ -65,7 +65,7 @@ class DevicePages:
             waiting.plan_fetch(start, end, seconds)
 
     def num_shared(self, waiting: WorkerRequest, has_kv: bool = False) -> int:
-        """Return how many of the blocks found for a request others read: the request needs no free block for these."""
+        """Return how many blocks of this request others already hold in memory: it needs no free block for these."""
         return self._blocks.num_shared(self._found(waiting, has_kv))
 
     def num_read_once(self, running: WorkerRequest) -> int:

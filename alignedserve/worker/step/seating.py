@@ -37,7 +37,7 @@ class Seating:
         return self.seats > 0
 
     def may_seat(self, waiting: WorkerRequest) -> bool:
-        """Return whether a prompt may be seated now, given memory. If not, the prompt holds up no other prompt."""
+        """Return whether a prompt may be seated now, given memory. `False` lets later prompts overtake this one."""
         return not self.next_pages.holds_up(waiting)
 
     def demand(self, running: WorkerRequest, size: int) -> int:
