@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.browser import Page
-from tests.dashboard.chatting import ask, shows
+from tests.dashboard.chatting import ask, ended, shows
 from tests.scripted_server import HOLD, Refusal, Reply, ScriptedServer, full, piece, streamed
 
 TOO_LONG = Refusal(400, '{"error": {"message": "the prompt is too odd"}}')
@@ -78,7 +78,7 @@ BROKEN = {
 def test_any_error_puts_the_words_back(page: Page, server: ScriptedServer, reply: Reply, said: str) -> None:
     server.replies = [streamed("Hello!"), reply, streamed("fine")]
     ask(page, "Hi")
-    page.until("current.turns.length === 2")
+    ended(page, 2)
     ask(page, "And?")
     shows(page, user="Hi", assistant="Hello!", bad=said, words="And?")
     page.until("byId('send').textContent === 'Send'")
