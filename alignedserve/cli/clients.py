@@ -210,7 +210,7 @@ def _submit(batch: Any, server: object, args: argparse.Namespace) -> int:
 
 def _download(batch: Any, server: object, args: argparse.Namespace) -> int:
     if (args.out is None) == (args.file is None):
-        raise ConfigError("download to which file? --out FILE")
+        raise ConfigError("name the file to write: --out FILE")
     check_writable(out := args.out or args.file)
     return int(batch.download(server, args.id, out))
 

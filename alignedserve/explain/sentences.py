@@ -32,7 +32,7 @@ def _after(number: int, noun: str) -> str:
 
 
 def _others(number: int, noun: str, why: str) -> tuple[str, str]:
-    """Return how many others there were, and of which classes."""
+    """Return the number of other requests in words, and their classes; neither for a key that may not see others."""
     return (f"{noun}s", "") if number == HIDDEN else (_counted(number, noun), f" ({why})")
 
 

@@ -132,7 +132,7 @@ def _tables(
     responses: Sequence[HttpRoute],
     jobs: Sequence[HttpRoute],
 ) -> tuple[tuple[tuple[Scope, ...], Sequence[HttpRoute]], ...]:
-    """Return the routes, with the scopes of which a key needs one."""
+    """Return the routes in groups. A key needs at least one of the scopes beside its group."""
     unscoped = (
         ("GET", "/", routes.front),
         ("GET", "/docs", routes.docs),

@@ -248,7 +248,7 @@ def test_the_file_of_a_download_is_named_with_a_flag_or_without(
 @pytest.mark.parametrize("words", [[], ["a", "--out", "b"]])
 def test_a_download_goes_to_one_file(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["batch", "download", "batch_1", *words]) == 2
-    assert "download to which file? --out FILE" in capsys.readouterr().err
+    assert "name the file to write: --out FILE" in capsys.readouterr().err
 
 
 def test_nothing_to_download_yet(server: Server, tmp_path: Path) -> None:

@@ -177,15 +177,15 @@ def test_with_plain_blocks_chats_take_the_memory_of_documents_as_a_whole() -> No
 
 @rare
 def test_alise_swaps_long_requests_out_for_short_ones_where_its_ablations_delete_them_or_wait() -> None:
-    """Nearly three times as many chats arrive as in the usual load, and memory is short."""
-    crowd = LONGER.replace("chat.rate=5", "chat.rate=14")
+    """More than three times as many chats arrive as in the usual load, and memory is short."""
+    crowd = LONGER.replace("chat.rate=5", "chat.rate=18")
     swaps, deletes, waits = (run(preset, load=crowd) for preset in ("alise", "alise-recompute", "alise-defer"))
-    assert joins_from_memory(swaps) > 1.0
-    assert share_of_prompts_run(swaps) < 1.1 < 1.5 < share_of_prompts_run(deletes)
+    assert joins_from_memory(swaps) > 0.2
+    assert share_of_prompts_run(swaps) < 1.1 < 1.2 < share_of_prompts_run(deletes)
     assert not recomputes(waits)
     assert joins_from_memory(waits) == 0
-    assert slowest_first_token_s(swaps) < slowest_first_token_s(waits) / 3
-    assert normalised_latency_s(swaps) < 0.9 * normalised_latency_s(deletes)
+    assert slowest_first_token_s(swaps) < slowest_first_token_s(waits) / 2
+    assert normalised_latency_s(swaps) < 0.95 * normalised_latency_s(deletes)
 
 
 @rare

@@ -27,7 +27,7 @@ _path = file  # within a class with a field of the name `file`
 
 
 def url_flag(about: str, path: str = "") -> Any:
-    """Declare the flags --url and --port, of which the last counts."""
+    """Declare the flags --url and --port. If both are given, the later one counts."""
 
     def add(parser: argparse._ActionsContainer) -> None:
         parser.add_argument("--url", default=f"{HERE}{path}", help=f"{about} (default: %(default)s)")

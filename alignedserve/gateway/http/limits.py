@@ -114,7 +114,7 @@ class CallerQuota:
     def _over_budget(self, tokens: int) -> ApiError:
         """Return the error of a caller whose budgets have fewer than these tokens, or whose open bodies hold them."""
         if (over := self._ledger.budgets.over(self.caller.id, self._limits, tokens)) is None:
-            return self._over("its budget of tokens, of which its open requests hold the rest", 1.0)
+            return self._over("its budget of tokens, and its open requests hold the rest", 1.0)
         self.is_over = True
         budget, wait_s = over  # no client tries for hours
         has = "has used its" if tokens == 1 else f"has fewer than {tokens} tokens left of its"
@@ -337,7 +337,7 @@ class Pace:
     def __init__(self, per_s: float, at_once: float, most_s: float, now: Callable[[], float] = time.monotonic) -> None:
         """A caller waits for `most_s` at most."""
         self._per_s, self._at_once, self._most_s, self._now = per_s, at_once, most_s, now
-        self._due_at: dict[str, float] = {}  # caller -> when all of its own so far is due
+        self._due_at: dict[str, float] = {}  # caller -> when all that it has done so far is paid for
 
     def wait_s(self, caller: str, amount: float = 1.0) -> float:
         """Count an amount, and return how long it waits."""
