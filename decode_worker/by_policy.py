@@ -10,4 +10,4 @@ from alignedserve.worker.setup import WorkerSetup
 
 def decode_core(setup: WorkerSetup) -> DecodeCore:
     scheduler = scheduler_of(setup.policy, setup.limits.max_batch)
-    return DecodeCore(setup, scheduler, memory_for(setup.policy, scheduler), parts_of)
+    return DecodeCore(setup, scheduler, memory_for(setup.policy), parts_of)

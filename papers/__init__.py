@@ -10,6 +10,7 @@ bros.py       BROS: our rules, with chats by the slack of all their work.
 fastserve.py  By levels of service, without predictions: MLFQ, and FastServe.
 fcfs.py       First come, first served: Orca, vLLM, Sarathi-Serve, DistServe, AlignedServe's paper, TGI, round robin.
 in_order.py   By a fixed order within the time of a step.
+memory/       Memories that share blocks (BROS), or keep requests as hidden vectors (Apt-Serve).
 names.py      The name of each scheduler, ours among them.
 orders.py     The orders in which only these schedulers serve requests.
 policy.py     The options that only these schedulers read.

@@ -1,7 +1,7 @@
 """Apt-Serve (§5): every request with memory runs, and before each step requests get memory by worth.
 
 "The iteration type is chosen based on which queue has a higher cumulative pending time" (§5): where prompts are not
-cut, a step runs either prompts or decodes. forms/memory/worth.py says what memory is worth to a request.
+cut, a step runs either prompts or decodes. memory/worth.py says what memory is worth to a request.
 """
 
 from __future__ import annotations
@@ -28,5 +28,7 @@ class AptServe(FirstCome):
         return super().plan(view)
 
     def takes_prompts(self, prompts_s: float, decodes_s: float) -> bool:
+        """Return whether prompts may get memory for the next step, by the times that these and decodes have been
+        pending in all."""
         self._is_prefill = prompts_s >= decodes_s
         return self._is_prefill or not self._has_types

@@ -59,13 +59,21 @@ _APT_SERVE: PresetSettings = {
     **_RECOMPUTES,
     **_NEW,
     "schedule.scheduler": "apt_serve",
-    "schedule.cache": "hybrid",
+    "schedule.memory": "hybrid",
     "schedule.chunking": "none",
     "schedule.late": "drop_last",
     "engine.max_step_tokens": 8192,
 }
 
 PRESETS: Mapping[str, Preset] = {
+    "aligned-hybrid": Preset(
+        "the default, some requests kept as hidden vectors: half the memory, and time in each step (Apt-Serve)",
+        {"schedule.memory": "hybrid"},
+    ),
+    "aligned-shared": Preset(
+        "the default with blocks from both ends: chats take slots of other requests and give them back (BROS)",
+        {"schedule.memory": "two_ended"},
+    ),
     "aligned-no-order": Preset("the default, first come, first served", {"schedule.scheduler": "fcfs"}),
     "aligned-multi-resource": Preset(
         "the default, of about as urgent prompts those that best fill time and memory (AccelGen)",
@@ -172,7 +180,7 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "bros": Preset(
         "BROS: urgent real-time first, best-effort in what is left; blocks from both ends",
-        {**_BROS, "schedule.blocks": "bidirectional"},
+        {**_BROS, "schedule.memory": "two_ended"},
         source="BROS §4.2, §5",
         differs="prompts run in chunks beside decodes, which its vLLM did not. Steps take up to 256 requests from "
         "the start, and one token is due at a time: its B_curr, which grows from 128, its token groups, "
@@ -211,13 +219,13 @@ PRESETS: Mapping[str, Preset] = {
         _APT_SERVE,
         source="Apt-Serve §4.2, §5",
         differs="hidden becomes KV by projection, where the paper computes it again; a block for each seated "
-        "request stays free. Models without hidden vectors need --set schedule.cache=kv, which is "
+        "request stays free. Models without hidden vectors need --set schedule.memory=weighed, which is "
         "apt-serve-kv. How its ablation FCFS keeps hidden vectors the paper does not say: vllm-fcfs keeps "
         "none",
     ),
     "apt-serve-kv": Preset(
         "Apt-Serve with KV only: the choice of requests alone",
-        {**_APT_SERVE, "schedule.cache": "kv"},
+        {**_APT_SERVE, "schedule.memory": "weighed"},
         source="Apt-Serve §6.5",
     ),
     "apt-serve-s": Preset(

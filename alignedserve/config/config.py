@@ -306,7 +306,7 @@ def _check_policy(config: Config) -> None:
         raise ConfigError(f"schedule: {policy.problem}")
     if engine.kv_dtype is KvDtype.INT8 and policy.block_use.keeps_hidden:
         raise ConfigError(
-            "engine.kv_dtype int8 leaves no room for hidden vectors, which schedule.cache hybrid keeps in the blocks of"
+            "engine.kv_dtype int8 leaves no room for hidden vectors, which schedule.memory hybrid keeps in blocks of"
             " KV: set one of them to its default"
         )
     if engine.kv_dtype is KvDtype.INT8 and policy.compression is not Compression.OFF:

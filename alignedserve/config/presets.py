@@ -36,14 +36,6 @@ _OURS: Mapping[str, Preset] = {
         "the default with memory for the longest output at once: no request has to leave",
         {"schedule.room": "whole"},
     ),
-    "aligned-hybrid": Preset(
-        "the default, some requests kept as hidden vectors: half the memory, and time in each step (Apt-Serve)",
-        {"schedule.cache": "hybrid"},
-    ),
-    "aligned-shared": Preset(
-        "the default with blocks from both ends: chats take slots of other requests and give them back (BROS)",
-        {"schedule.blocks": "bidirectional"},
-    ),
     "aligned-no-chunk": Preset("the default with a fixed budget", {"schedule.chunking": "fixed"}),
 }
 

@@ -28,11 +28,9 @@ from alignedserve.core import Role
 from alignedserve.scheduling.form_rules import Compression
 from alignedserve.scheduling.policy import (
     DEFAULT_POLICY,
-    Cache,
     Chunking,
     Grouping,
     Handoff,
-    Layout,
     Policy,
     Predictor,
     Room,
@@ -320,13 +318,11 @@ class ScheduleConfig:
         "what predicts the length of outputs: nothing, a constant, or past prompts of like tokens; a simulation may "
         "have an oracle",
     )
-    blocks: Layout = experiment(
-        DEFAULT_POLICY.blocks,
-        "whether a device block holds one request's tokens, or a chat's from the left and another's from the right",
-    )
-    cache: Cache = experiment(
-        DEFAULT_POLICY.cache,
-        "device memory holds KV only, or also hidden vectors, which take half the memory and time in each step",
+    memory: str = experiment(
+        DEFAULT_POLICY.memory,
+        "how device memory is used: `plain`: each block holds KV of one request; of the papers `two_ended`: a chat's "
+        "from the left and another's from the right, with room on the host for the share behind a colon of what chats "
+        "displace (`two_ended:0.2`; else all); `hybrid`: also hidden vectors, half as large, for time in each step",
     )
     reserve: int = experiment(
         DEFAULT_POLICY.reserve,
@@ -364,11 +360,6 @@ class ScheduleConfig:
     refuse_ttfts: float = experiment(
         DEFAULT_POLICY.refuse_ttfts,
         "in a burst, refuse a chat that would wait for others for more than this multiple of its ttft; 0 refuses none",
-        least=0,
-    )
-    checkpoints: float = experiment(
-        DEFAULT_POLICY.checkpoints,
-        "with bidirectional blocks, memory for tokens that chats displace, as a share of the device's",
         least=0,
     )
 

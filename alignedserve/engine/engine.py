@@ -29,7 +29,7 @@ from alignedserve.engine.device import devices, large_pages
 from alignedserve.engine.device.devices import CPU, out_of_memory
 from alignedserve.engine.device.ranks import ALONE, OTHER_RANK, RankLinks
 from alignedserve.engine.device.shared_sums import Maps
-from alignedserve.engine.forms.hidden import HiddenVectors
+from alignedserve.engine.forms.other import OtherForm, other_form
 from alignedserve.engine.graphs import CAPTURED, STEP_BY_STEP, Capture, Computed, StepGraphs, places_for
 from alignedserve.engine.inputs import NOTHING, Before
 from alignedserve.engine.models.attention import KvAttention, attention_of
@@ -152,10 +152,9 @@ class Engine:
         return self.weights_as if self.kv_dtype is KvDtype.AUTO else f"{self.weights_as}, KV {self.kv_dtype.value}"
 
     @cached_property
-    def form(self) -> HiddenVectors:
+    def form(self) -> OtherForm:
         """Return the other form than KV in which requests can be kept."""
-        model = self._model if self._encoder is None else None
-        return HiddenVectors(self.config, self.kv_dtype, self._kernels, model)
+        return other_form(self.config, self.kv_dtype, self._kernels, self._model if self._encoder is None else None)
 
     @property
     def captured(self) -> str:

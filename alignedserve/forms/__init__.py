@@ -1,12 +1,11 @@
-"""Other forms than KV in separate blocks on a device, or than plain KV in the pool's pages. Each is an experiment.
+"""KV elsewhere than in a worker's own blocks, or in another form in the pool's pages. Each is an experiment.
 
-    memory/     which requests have which memory, in which form        a decode worker's core makes one
     pool/       a worker's part of pages of the pool as int8           each worker's core has one
     prefetch/   KV that prefill workers hold for decode workers        each worker's core has a part (parts/)
 
-Other code knows only the interfaces of forms: `PlainMemory` for memory, `Pages` and `Rewriting` for the pool's pages,
-`FormOrder` for orders, and the `KvForm` of a request or the `PageKind` of a page. Each form's page says what it gains:
-docs/how/papers.md.
+Other code knows only the interfaces of forms: `PlainMemory` for memory (papers/memory/ has others), `Pages` and
+`Rewriting` for the pool's pages, `FormOrder` for orders, and the `KvForm` of a request or the `PageKind` of a page.
+Each form's page says what it gains: docs/how/papers.md.
 
 What others know of forms stands with them: scheduling/form_rules.py (options, and what they forbid), engine/forms/ (how
 an engine keeps a form), kvpool/memory/ (compression), protocol/form_messages.py and form_orders.py.

@@ -1,4 +1,5 @@
-"""Schedulers that are found by name: the papers' (alignedserve.papers), and those that installed packages offer.
+"""Schedulers and memories that are found by name: the papers' (alignedserve.papers), and schedulers that installed
+packages offer.
 
 A package offers a subclass of `Scheduler` as an entry point:
 
@@ -26,6 +27,14 @@ ENTRY_POINTS = "alignedserve.schedulers"
 def of_papers(part: str) -> Any:
     """Return this module of the papers; None where the package is not installed."""
     return import_module(f"{PAPERS}.{part}") if find_spec(PAPERS) is not None else None
+
+
+def block_use(memory: str) -> Any:
+    """Return how a memory of the papers uses blocks. Raises ConfigError."""
+    papers = of_papers("rules")
+    if papers is None:
+        raise ConfigError(f"schedule.memory {memory!r:.40} {NO_PAPERS}")
+    return papers.block_use_of(memory)
 
 
 @cache

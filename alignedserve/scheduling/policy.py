@@ -9,9 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from alignedserve.scheduling import orders
-from alignedserve.scheduling.form_rules import Cache as Cache
-from alignedserve.scheduling.form_rules import FormOptions
-from alignedserve.scheduling.form_rules import Layout as Layout
+from alignedserve.scheduling.form_rules import PLAIN, BlockUse, Compression, block_use_of
 from alignedserve.scheduling.levels import AGE_S
 from alignedserve.scheduling.orders import Ordering
 from alignedserve.scheduling.slo import Late
@@ -70,10 +68,10 @@ class SchedulerRules:
     fills: bool = True  # each plan gives prompts their seats; else prompts are seated by arrival, before a plan
     is_rt_first: bool = False  # chats take seats and memory of documents; else both are equal
     swaps: tuple[Room, ...] = ()  # where requests take memory and seats of lower levels
-    takes: Takes = field(default_factory=lambda: {"cache": (Cache.KV,)})
+    takes: Takes = field(default_factory=dict)
 
 
-_ALIGNED = SchedulerRules(orders.BY_DUE, is_rt_first=True, takes={})
+_ALIGNED = SchedulerRules(orders.BY_DUE, is_rt_first=True)
 
 
 def rules_of(scheduler: str) -> SchedulerRules:
@@ -97,7 +95,7 @@ _OF_ROOM: Mapping[Room, Takes] = {
 
 
 @dataclass(frozen=True)
-class Policy(FormOptions):
+class Policy:
     scheduler: str = ALIGNED
     chunking: Chunking = Chunking.SLO
     room: Room = Room.GROWING
@@ -117,12 +115,16 @@ class Policy(FormOptions):
     least_moved: int = 16  # least output tokens worth a move from a prefill worker that could decode them
     slo_scale: float = 1.0  # of what chats are promised: the times that steps are planned for
     refuse_ttfts: float = 2.0  # most ttfts that a chat may wait for others in a burst, else it is refused; 0: none
+    memory: str = PLAIN  # of a decode worker: which requests share blocks, and in which form they are kept
+    compression: Compression = Compression.OFF
+    prefetch: bool = True  # whether prefill workers hold the KV of candidates
+    candidate_share: float = 0.3  # most of a prefill worker's blocks for such KV
 
     @property
     def problem(self) -> str | None:
         """Return why these options mean nothing together, or None."""
         rules = self.rules
-        options = {"scheduler": rules.takes, "room": _OF_ROOM.get(self.room, {}), **self.block_use.takes}
+        options = {"scheduler": rules.takes, "room": _OF_ROOM.get(self.room, {}), "memory": self.block_use.takes}
         for option, takes in options.items():
             for other, values in takes.items():
                 if getattr(self, other) not in values:
@@ -137,6 +139,10 @@ class Policy(FormOptions):
     @cached_property
     def rules(self) -> SchedulerRules:
         return rules_of(self.scheduler)
+
+    @cached_property  # read at every step
+    def block_use(self) -> BlockUse:
+        return block_use_of(self.memory)
 
     @cached_property  # read at every step
     def ordering(self) -> Ordering:

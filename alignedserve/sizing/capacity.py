@@ -85,7 +85,7 @@ def layout(config: Config, model: ModelConfig, left: int | None = None) -> Capac
     ranks = engine.tensor_parallel_size
     whole, model = model, model.share(ranks)
     if config.policy.block_use.keeps_hidden and model.why_not_hidden is not None:
-        raise ConfigError(f"schedule.cache cannot be hybrid: {model.why_not_hidden}: set it to kv")
+        raise ConfigError(f"schedule.memory cannot be hybrid: {model.why_not_hidden}: set it to plain")
     if engine.kv_dtype is KvDtype.INT8 and model.why_not_int8 is not None:
         raise ConfigError(f"engine.kv_dtype cannot be int8: {model.why_not_int8}: set it to auto")
     pool_mb = pool.memory_mb or least_pool_mb(config, whole)

@@ -262,8 +262,9 @@ def too_much(config: Config, rank: MemoryDemand, workers: int, pool: int, needed
 def _advice(config: Config, rank: MemoryDemand, workers: int, available: int, pool: int, checkpoints: int) -> str:
     """Return which number to lower; empty where that would not be enough."""
     if checkpoints and workers * rank.total + pool <= available:
-        fitting = config.schedule.checkpoints * (available - workers * rank.total - pool) / checkpoints
-        return f"lower schedule.checkpoints from {config.schedule.checkpoints:g} to {int(100 * fitting) / 100:g}"
+        share = config.policy.block_use.on_host * (available - workers * rank.total - pool) / checkpoints
+        memory = config.schedule.memory.partition(":")[0]
+        return f"set schedule.memory from {config.schedule.memory} to {memory}:{int(100 * share) / 100:g}"
     share = (available - pool) // workers  # of each worker
     loads = rank.weights + rank.loading <= share
     fitting = (share - rank.weights - rank.step) // _MIB

@@ -1,4 +1,4 @@
-"""The memory of a worker's device, and the interface by which forms/memory/ plugs in others. PlainMemory is plain: a
+"""The memory of a worker's device, and the interface by which papers/memory/ plugs in others. PlainMemory is plain: a
 block holds the KV of one request, or of all requests that begin alike. What windows no longer read is in windows.py.
 
 With Room.WHOLE a request gets the blocks for its whole possible length with its seat: a resident leaves only for a

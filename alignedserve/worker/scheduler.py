@@ -30,7 +30,7 @@ class Scheduler(ABC):
     """Plans the steps of a worker. An installed package may offer one (scheduling/offered.py)."""
 
     rules: ClassVar[SchedulerRules] = SchedulerRules()  # what other parts know of it
-    weighs_memory = False  # whether requests get memory by worth, before each step (Apt-Serve §5)
+    weighs_memory = False  # whether requests get memory by worth, before each step
     makes_pauses = False  # whether steps are to pause for prompts of chats
     levels: Levels | None = None  # where requests take memory from others of lower levels (Policy.swaps)
 
@@ -80,12 +80,6 @@ class Scheduler(ABC):
 
         The newest gives up all its memory first (PagedAttention §4.5)."""
         return (prompts or decodes)[-1]
-
-    def takes_prompts(self, prompts_s: float, decodes_s: float) -> bool:
-        """Return whether prompts may get memory for the next step. Called only if `weighs_memory`.
-
-        `prompts_s` and `decodes_s` are the times that these have been pending in all."""
-        raise NotImplementedError
 
 
 class Levels(ABC):

@@ -41,7 +41,7 @@ from alignedserve.papers.policy import PaperPolicy
 from alignedserve.protocol.extents import Extents
 from alignedserve.router.placing.admission import Queues
 from alignedserve.scheduling.form_rules import Compression
-from alignedserve.scheduling.policy import Handoff, Layout, Policy
+from alignedserve.scheduling.policy import Handoff, Policy
 
 # A line that the router refused may wait for a minute, and after a failure it may wait for about as long.
 MOST_LINE_WAIT_S = 120.0
@@ -279,10 +279,7 @@ def lines(scenario: Scenario) -> list[str]:
 def _policy_line(policy: Policy) -> str:
     schedule = f"scheduler: {policy.scheduler}, chunking: {policy.chunking.value}"
     more = f"room: {policy.room.value}, late: {policy.late.value}"
-    more += f", blocks: {policy.blocks.value}" + (
-        f", checkpoints: {policy.checkpoints:g}" if policy.blocks is Layout.BIDIRECTIONAL else ""
-    )
-    more += f", cache: {policy.cache.value}"
+    more += f", memory: {policy.memory}"
     pages = f"compression: {policy.compression.value}, predictor: {policy.predictor.value}"
     return f"{schedule}, {more}, {pages}"
 

@@ -29,11 +29,12 @@ from alignedserve.lab.simulator.settings import FIRST_ARRIVAL_AT
 from alignedserve.papers.names import SchedulerName
 from alignedserve.papers.orders import BY_LEVELS, BY_REMAINING
 from alignedserve.papers.policy import PaperPolicy
+from alignedserve.papers.rules import HYBRID, TWO_ENDED, WEIGHED
 from alignedserve.router.placing.admission import Bound, Queues
-from alignedserve.scheduling.form_rules import Compression
+from alignedserve.scheduling.form_rules import PLAIN, Compression
 from alignedserve.scheduling.levels import AGE_S
 from alignedserve.scheduling.orders import BY_ARRIVAL, BY_DUE, BY_SLACK, Ordering
-from alignedserve.scheduling.policy import Cache, Chunking, Grouping, Layout, Predictor, Room
+from alignedserve.scheduling.policy import Chunking, Grouping, Predictor, Room
 from alignedserve.scheduling.slo import Late
 
 _MOST_PROMPT, _MOST_OUTPUT = 200, 60
@@ -144,7 +145,7 @@ def _crowded(drawn: Scenario) -> Scenario:
     limits = replace(limits, num_blocks=num_blocks, max_batch=max_batch, max_step_tokens=max_batch + 16)
     num_pages = least_pages(tuple(asks), limits) * draw.choice((1, 2, 4))
     policy = _draw_blocks(drawn.seed, replace(drawn.policy, room=Room.GROWING))
-    if policy.blocks is Layout.BIDIRECTIONAL:
+    if policy.memory.startswith(TWO_ENDED):
         asks = [replace(ask, service=draw.choice([*ServiceClass])) for ask in asks]
     return replace(drawn, asks=tuple(asks), limits=limits, num_pages=num_pages, policy=policy)
 
@@ -228,7 +229,7 @@ def _piled_up(drawn: Scenario) -> Scenario:
     num_blocks = units_for(most, drawn.limits.block_size) * draw.choice((2, 4))
     limits = replace(drawn.limits, num_blocks=num_blocks, max_batch=max_batch, max_step_tokens=max_batch + 64)
     policy = replace(
-        drawn.policy, grouping=Grouping.ALIGNED, blocks=Layout.PLAIN, candidate_share=draw.choice((0.3, 1.0))
+        drawn.policy, grouping=Grouping.ALIGNED, memory=_apart(drawn.policy), candidate_share=draw.choice((0.3, 1.0))
     )
     drawn = replace(drawn, topology=draw.choice(TOPOLOGIES[1:]), asks=tuple(asks), limits=limits, policy=policy)
     num_pages = least_pages(drawn.asks, limits) * draw.choice((4, 16))
@@ -251,7 +252,7 @@ def _out_of_memory(drawn: Scenario) -> Scenario:
     num_blocks = int(units_for(max(ask.most_tokens for ask in asks), block_size) * draw.choice((1.3, 2.0, 3.0)))
     limits = replace(drawn.limits, block_size=block_size, page_size=2 * block_size, num_blocks=num_blocks)
     limits = replace(limits, max_batch=max_batch, max_step_tokens=max_batch + 32)
-    policy = replace(drawn.policy, room=Room.GROWING, blocks=Layout.PLAIN)
+    policy = replace(drawn.policy, room=Room.GROWING, memory=_apart(drawn.policy))
     if policy.scheduler in _ACCELGEN:
         policy = replace(policy, scheduler=SchedulerName.BROS)
     policy = replace(policy, candidate_share=draw.choice((0.3, 1.0)))
@@ -271,7 +272,7 @@ def _packed(drawn: Scenario) -> Scenario:
             chunking=draw.choice((Chunking.FIXED, Chunking.NONE)),
             room=Room.GROWING if policy.room is Room.CHUNKS else policy.room,
             scheduler=draw.choice((SchedulerName.ROUND_ROBIN, SchedulerName.MLFQ)),
-            blocks=Layout.PLAIN,
+            memory=_apart(policy),
         )
     return replace(drawn, policy=policy)
 
@@ -285,9 +286,10 @@ def _with_hidden(drawn: Scenario) -> Scenario:
     takes_turns = policy.scheduler in (SchedulerName.ROUND_ROBIN, SchedulerName.MLFQ)
     if takes_turns and draw.random() < 0.5:
         policy = replace(policy, scheduler=SchedulerName.APT_SERVE)
-    policy = replace(policy, cache=draw.choice((Cache.HYBRID, Cache.KV, Cache.KV)))
+    as_kv = replace(policy, memory=WEIGHED if policy.scheduler == SchedulerName.APT_SERVE else policy.memory)
+    policy = draw.choice((replace(policy, memory=HYBRID), as_kv, as_kv))
     costs = replace(drawn.costs, hidden_token_s=10 ** draw.uniform(-7, -4))
-    policy = policy if policy.problem is None else replace(policy, cache=Cache.KV)
+    policy = policy if policy.problem is None and as_kv.memory in (PLAIN, WEIGHED) else as_kv
     return replace(drawn, policy=policy, costs=costs if policy.block_use.keeps_hidden else drawn.costs)
 
 
@@ -312,8 +314,14 @@ def _draw_compression(seed: int) -> Compression:
 def _draw_blocks(seed: int, policy: PaperPolicy) -> PaperPolicy:
     """Draw the block layout, from a generator of its own: if memory grows, two requests may share a block."""
     draw = Random(f"{seed}/blocks")
-    shared = replace(policy, blocks=draw.choice([*Layout]), checkpoints=draw.choice((0.0, 0.1, 1.0)))
+    memory, share = draw.choice((PLAIN, TWO_ENDED)), draw.choice((0.0, 0.1, 1.0))
+    shared = replace(policy, memory=policy.memory if memory == PLAIN else f"{TWO_ENDED}:{share:g}")
     return shared if shared.problem is None else policy
+
+
+def _apart(policy: PaperPolicy) -> str:
+    """Return the policy's memory; plain where requests share blocks."""
+    return PLAIN if policy.memory.startswith(TWO_ENDED) else policy.memory
 
 
 _DAY_S = 86_400

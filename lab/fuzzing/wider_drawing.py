@@ -17,7 +17,9 @@ from alignedserve.lab.fuzzing.scenario import TOPOLOGIES, Ask, AskedVector, Scen
 from alignedserve.lab.simulator.machines.faults import Skew
 from alignedserve.papers.names import SchedulerName
 from alignedserve.papers.policy import PaperPolicy
-from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room
+from alignedserve.papers.rules import WEIGHED
+from alignedserve.scheduling.form_rules import PLAIN
+from alignedserve.scheduling.policy import Chunking, Policy, Room
 
 _MAKE_PAUSES = SchedulerName.ALIGNED, SchedulerName.BEST_FIT
 _MOST_WORKERS, _MOST_NODES = 4, 3
@@ -89,8 +91,8 @@ def some_with_clocks_apart(drawn: Scenario) -> Scenario:
 def some_with_pauses(drawn: Scenario) -> Scenario:
     """Let workers' steps, which take long then, pause between layers in most runs with a policy that allows it."""
     draw, policy = Random(f"{drawn.seed}/amid"), drawn.policy
-    makes_pauses = policy.scheduler in _MAKE_PAUSES and policy.chunking is Chunking.SLO and policy.cache is Cache.KV
-    if not makes_pauses or policy.blocks is Layout.BIDIRECTIONAL or draw.random() > 2 / 3:
+    makes_pauses = policy.scheduler in _MAKE_PAUSES and policy.chunking is Chunking.SLO
+    if not makes_pauses or policy.memory != PLAIN or draw.random() > 2 / 3:
         return drawn
     costs = replace(drawn.costs, token_s=10 ** draw.uniform(-4, -2))
     return replace(drawn, costs=costs, layers=draw.choice((3, 8, 24)))
@@ -254,7 +256,8 @@ def _with_choices(drawn: Scenario) -> Scenario:
 
 def _sharing(drawn: Scenario) -> Scenario:
     """Let requests share blocks, if the policy can."""
-    policy = replace(drawn.policy, reuse=True, blocks=Layout.PLAIN, cache=Cache.KV)
+    as_kv = WEIGHED if drawn.policy.scheduler == SchedulerName.APT_SERVE else PLAIN
+    policy = replace(drawn.policy, reuse=True, memory=as_kv)
     return drawn if policy.problem is not None else _with_policy(drawn, policy)
 
 

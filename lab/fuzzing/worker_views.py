@@ -7,9 +7,9 @@ from collections.abc import Collection
 from itertools import chain
 
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.forms.memory.block_ends import TwoEndedBlocks
-from alignedserve.forms.memory.hybrid import WeighedMemory
-from alignedserve.forms.memory.two_ended import TwoEndedMemory
+from alignedserve.papers.memory.block_ends import TwoEndedBlocks
+from alignedserve.papers.memory.hybrid import WeighedMemory
+from alignedserve.papers.memory.two_ended import TwoEndedMemory
 from alignedserve.protocol.messages import Attempt
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.step.blocks import NamedBlocks

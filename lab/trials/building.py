@@ -77,7 +77,7 @@ def settings_of(trial: SimulationTrial, given: Mixture | None = None) -> Setting
     if not has_effect and any(stream.foresight != Foresight() for stream in workload.streams):
         raise SimulateError(f"--workload: predicted has no effect without --set {_PREDICTOR}=oracle")
     if policy.block_use.keeps_hidden and not device.truth.hidden_token_s():
-        raise SimulateError(f"schedule.cache hybrid: the model of {device.name} keeps no hidden vectors: set it to kv")
+        raise SimulateError(f"schedule.memory hybrid: {device.name}'s model keeps no hidden vectors: set it to plain")
     longest = min(_LONGEST, device.kv_tokens)
     is_direct = direct if trial.direct is None else trial.direct
     lenders = topology.prefill_workers if policy.helps else 0

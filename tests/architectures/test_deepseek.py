@@ -162,8 +162,8 @@ def test_the_pool_s_pages_and_the_device_cache_count_compressed_vectors(tmp_path
     [
         ({"engine.kv_dtype": "int8"}, "engine.kv_dtype cannot be int8: this model keeps a compressed vector"),
         (
-            {"schedule.cache": "hybrid", "preset": "aligned-hybrid"},
-            "schedule.cache cannot be hybrid: a hidden vector has 2048 numbers, and the compressed vector that this"
+            {"schedule.memory": "hybrid", "preset": "aligned-hybrid"},
+            "schedule.memory cannot be hybrid: a hidden vector has 2048 numbers, and the compressed vector that this"
             " model keeps of a token in place of K and V has 576",
         ),
     ],

@@ -236,43 +236,44 @@ _ON_RAY = {"launcher": "ray", "ray.address": "auto"}
             {"wire.transfer_timeout_s": 0.0},
             "--set: wire.transfer_timeout_s must be more than 0, not 0.0",
         ),
+        ({"schedule.memory": "half"}, "schedule.memory 'half' is not known: choose plain, hybrid, weighed, two_ended"),
         (
-            {"schedule.cache": "hybrid", "schedule.blocks": "bidirectional", "schedule.room": "growing"},
-            "schedule: blocks bidirectional cannot be used with cache hybrid: set cache to kv",
+            {"schedule.memory": "two_ended:all"},
+            "schedule.memory 'two_ended:all': behind the colon stands a share, such as 0.2",
         ),
         (
-            {"schedule.cache": "hybrid", "schedule.room": "chunks"},
-            "schedule: cache hybrid cannot be used with room chunks: set room to whole or growing",
+            {"schedule.memory": "hybrid", "schedule.room": "chunks"},
+            "schedule: memory hybrid cannot be used with room chunks: set room to whole or growing",
         ),
         (
             {
-                "schedule.cache": "hybrid",
+                "schedule.memory": "hybrid",
                 "schedule.scheduler": "fcfs",
             },
-            "schedule: scheduler fcfs cannot be used with cache hybrid: set cache to kv",
+            "schedule: memory hybrid cannot be used with scheduler fcfs: set scheduler to aligned or best_fit or bros",
         ),
         (
-            {"schedule.blocks": "bidirectional", "schedule.room": "whole"},
-            "schedule: blocks bidirectional cannot be used with room whole: set room to growing",
+            {"schedule.memory": "two_ended", "schedule.room": "whole"},
+            "schedule: memory two_ended cannot be used with room whole: set room to growing",
         ),
         (
             {
-                "schedule.blocks": "bidirectional",
+                "schedule.memory": "two_ended",
                 "schedule.room": "growing",
                 "schedule.scheduler": "mlfq",
                 "schedule.chunking": "fixed",
             },
-            "schedule: scheduler mlfq cannot be used with blocks bidirectional: set blocks to plain",
+            "schedule: scheduler mlfq cannot be used with memory two_ended: set memory to plain",
         ),
         (
             {
-                "schedule.blocks": "bidirectional",
+                "schedule.memory": "two_ended",
                 "schedule.room": "growing",
                 "transport": "collective",
                 "topology": "1+1",
             },
-            "transport cannot be collective: KV that comes directly needs blocks of its own: schedule.blocks"
-            " bidirectional shares them: set it to host",
+            "transport cannot be collective: KV that comes directly needs blocks of its own: schedule.memory"
+            " two_ended shares them: set it to host",
         ),
         (
             {"engine.tensor_parallel_size": 2, "launcher": "ray", "ray.gpus_per_worker": 0.5},
@@ -313,7 +314,7 @@ _ON_RAY = {"launcher": "ray", "ray.address": "auto"}
         ),
         (
             {"engine.kv_dtype": "int8", "preset": "aligned-hybrid"},
-            "engine.kv_dtype int8 leaves no room for hidden vectors, which schedule.cache hybrid keeps in the blocks",
+            "engine.kv_dtype int8 leaves no room for hidden vectors, which schedule.memory hybrid keeps in blocks",
         ),
         (
             {"engine.kv_dtype": "int8", "kvpool.compression": "auto"},
@@ -422,7 +423,7 @@ def _configs(draw: st.DrawFn) -> Config:
 def test_steps_are_planned_ahead_where_that_is_asked_for_or_on_a_gpu(flags: dict[str, str], steps: int) -> None:
     config = load({f"engine.{name}": value for name, value in flags.items()}, {}, None)
     assert config.engine.steps_ahead(config.policy) == steps
-    shared = {"schedule.blocks": "bidirectional", "engine.look_ahead": "auto", "engine.device": "cuda"}
+    shared = {"schedule.memory": "two_ended", "engine.look_ahead": "auto", "engine.device": "cuda"}
     assert load(shared, {}, None).engine.steps_ahead(load(shared, {}, None).policy) == 0
 
 
@@ -457,10 +458,8 @@ def test_what_a_device_or_a_schedule_cannot_do_is_refused() -> None:
         ConfigError, match=r"^engine\.cuda_graphs on needs engine\.device cuda, not cpu: set it to auto"
     ):
         load({"engine.cuda_graphs": "on", "engine.device": "cpu"}, {}, None)
-    shared = {"schedule.blocks": "bidirectional", "engine.look_ahead": "1"}
-    with pytest.raises(
-        ConfigError, match=r"^engine\.look_ahead cannot be 1: with blocks bidirectional .*: set it to 0$"
-    ):
+    shared = {"schedule.memory": "two_ended", "engine.look_ahead": "1"}
+    with pytest.raises(ConfigError, match=r"^engine\.look_ahead cannot be 1: with memory two_ended .*: set it to 0$"):
         load(shared, {}, None)
 
 

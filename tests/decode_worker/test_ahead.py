@@ -29,7 +29,7 @@ from alignedserve.papers.names import SchedulerName
 from alignedserve.protocol.commands import Command, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, MemberJoined, StepDone, TimerFired
 from alignedserve.protocol.messages import ROUTER, Acknowledge, Batch, Cancel, Output, Prefill, Tokens
-from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room
+from alignedserve.scheduling.policy import Chunking, Policy, Room
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.steps import IDLE_S
 from tests.samples import POOL_MEMBER, STOP, entry, request, said
@@ -430,7 +430,7 @@ def test_no_gap_becomes_longer_than_was_promised(tbt_s: float, is_ahead: bool) -
 
 @pytest.mark.parametrize(
     ("policy", "why"),
-    [(Policy(blocks=Layout.BIDIRECTIONAL), "slots"), (Policy(cache=Cache.HYBRID), "what is kept"), (Policy(), None)],
+    [(Policy(memory="two_ended"), "slots"), (Policy(memory="hybrid"), "what is kept"), (Policy(), None)],
 )
 def test_where_memory_changes_hands_before_each_step_nothing_can_be_planned_ahead(
     policy: Policy, why: str | None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from alignedserve.core import NO_KV, KvForm
-from alignedserve.forms.memory.block_ends import TwoEndedBlocks
+from alignedserve.papers.memory.block_ends import TwoEndedBlocks
 from alignedserve.protocol.form_orders import CopySlots
 from tests.conftest import examples
 

@@ -39,7 +39,7 @@ from alignedserve.protocol.messages import (
     Spoiled,
 )
 from alignedserve.scheduling.dues import promise
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Layout, Policy, Room
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy, Room
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import JoinCandidate, WorkerRequest
@@ -123,7 +123,7 @@ def test_nothing_is_taken_from_an_unreachable_worker() -> None:
 
 def test_nothing_comes_beside_the_steps_where_blocks_are_shared() -> None:
     """Another request might take slots of the blocks that it comes to. What the pool pins still comes before others."""
-    core = decode_core(WorkerSetup(LIMITS, Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL), direct=True))
+    core = decode_core(WorkerSetup(LIMITS, Policy(room=Room.GROWING, memory="two_ended"), direct=True))
     for neighbour in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
         core.handle(MemberJoined(neighbour), 0.0)
     assert sent(offered(core, IN_A, stays=True), "prefill-0") == [Decline("a", 0)]

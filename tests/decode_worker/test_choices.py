@@ -16,7 +16,7 @@ from alignedserve.protocol.commands import Command, RunStep, Send
 from alignedserve.protocol.events import Event, StepDone
 from alignedserve.protocol.form_orders import CopySlots
 from alignedserve.protocol.messages import ROUTER, Cancel, Output, Prefill, Tokens
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Cache, Layout, Policy
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.states import State
 from tests.decode_worker.test_pausing import paused
@@ -152,8 +152,8 @@ def test_other_requests_draw_nothing(other: dict[str, Any]) -> None:
     "policy",
     [
         replace(DEFAULT_POLICY, reuse=False),
-        replace(DEFAULT_POLICY, blocks=Layout.BIDIRECTIONAL),
-        replace(DEFAULT_POLICY, cache=Cache.HYBRID),
+        replace(DEFAULT_POLICY, memory="two_ended"),
+        replace(DEFAULT_POLICY, memory="hybrid"),
     ],
     ids=["nothing is shared", "two-ended blocks", "hidden vectors"],
 )

@@ -15,7 +15,7 @@ from alignedserve.lab.fuzzing.worker_views import blocks_of
 from alignedserve.protocol.commands import Command, CopyIn, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, Event, MemberJoined, MemberLost, StepDone
 from alignedserve.protocol.messages import ROUTER, Batch, Cancel, Prefill, Prefix, Progress, Release
-from alignedserve.scheduling.policy import Layout, Policy
+from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, entry, request, said
 
@@ -219,7 +219,7 @@ class TestPrefixes:
 
 
 def test_where_slots_move_copies_come_between_steps() -> None:
-    bench = Bench(Policy(blocks=Layout.BIDIRECTIONAL))
+    bench = Bench(Policy(memory="two_ended"))
     bench.joins(A)
     copy = bench.gets(B, page=6)
     assert not copy.aside

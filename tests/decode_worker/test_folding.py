@@ -213,7 +213,9 @@ def test_blocks_are_folded_before_anything_else_is_ordered_and_old_blocks_come_f
     assert worker.core.memory.num_free == 100 - len(worker.named("r").blocks)
 
 
-@pytest.mark.parametrize("policy", [Policy(reuse=False), Policy(SchedulerName.APT_SERVE, Chunking.FIXED)])
+@pytest.mark.parametrize(
+    "policy", [Policy(reuse=False), Policy(SchedulerName.APT_SERVE, Chunking.FIXED, memory="weighed")]
+)
 def test_where_nothing_is_shared_and_where_a_knapsack_chooses_blocks_are_folded(policy: Policy) -> None:
     worker = Worker(policy)
     worker.ask("r", 100, 10)

@@ -22,12 +22,12 @@ from alignedserve.protocol.commands import (
 from alignedserve.protocol.events import Event
 from alignedserve.protocol.form_orders import ProjectKv
 from alignedserve.protocol.messages import ROUTER, Cancel, Prefill
-from alignedserve.scheduling.policy import Cache, Policy, Room
+from alignedserve.scheduling.policy import Policy, Room
 from alignedserve.worker.setup import WorkerSetup
 from tests.conftest import examples
 from tests.samples import request, said
 
-HYBRID = Policy(room=Room.GROWING, cache=Cache.HYBRID)
+HYBRID = Policy(room=Room.GROWING, memory="hybrid")
 LIMITS = WorkerLimits(num_blocks=9, block_size=4, page_size=8, max_step_tokens=32, max_batch=4)
 STEP_S, TOKEN_S = 0.01, 1e-4  # the time of making K and V of a hidden token, as the worker believes
 

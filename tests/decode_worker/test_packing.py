@@ -42,7 +42,7 @@ RT, BE = ServiceClass.RT, ServiceClass.BE
 PLAIN = Policy(SchedulerName.FCFS, Chunking.FIXED, Room.GROWING, reuse=False)
 ROUND = replace(PLAIN, scheduler=SchedulerName.ROUND_ROBIN)
 MLFQ = replace(PLAIN, scheduler=SchedulerName.MLFQ)
-KNAPSACK = replace(PLAIN, scheduler=SchedulerName.APT_SERVE, chunking=Chunking.NONE)
+KNAPSACK = replace(PLAIN, scheduler=SchedulerName.APT_SERVE, chunking=Chunking.NONE, memory="weighed")
 LIMITS = WorkerLimits(num_blocks=16, block_size=4, page_size=8, max_step_tokens=64, max_batch=4)
 LARGE = WorkerLimits(num_blocks=16, block_size=16, page_size=16, max_step_tokens=256, max_batch=4)
 

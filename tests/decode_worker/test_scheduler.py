@@ -52,7 +52,7 @@ from alignedserve.protocol.messages import (
     Tokens,
 )
 from alignedserve.protocol.page_names import chained_hashes
-from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room
+from alignedserve.scheduling.policy import Chunking, Policy, Room
 from alignedserve.worker.setup import WorkerSetup
 from tests.conftest import SOAK
 from tests.rare import thinned
@@ -65,15 +65,15 @@ DECODE, PREFILL = member("decode-0"), member("prefill-0")
 TURNS = Policy(SchedulerName.ROUND_ROBIN, Chunking.FIXED)
 POLICIES = {
     "default": Policy(),
-    "bidirectional": Policy(blocks=Layout.BIDIRECTIONAL),
-    "few places": Policy(blocks=Layout.BIDIRECTIONAL, checkpoints=0.2),
-    "hybrid": Policy(cache=Cache.HYBRID),
+    "bidirectional": Policy(memory="two_ended"),
+    "few places": Policy(memory="two_ended:0.2"),
+    "hybrid": Policy(memory="hybrid"),
     "recompute": Policy(evict=False),
     "chunks": Policy(room=Room.CHUNKS),
     "whole": Policy(room=Room.WHOLE),
     "round robin": TURNS,
     "mlfq": replace(TURNS, scheduler=SchedulerName.MLFQ),
-    "knapsack": replace(TURNS, scheduler=SchedulerName.APT_SERVE, chunking=Chunking.NONE, cache=Cache.HYBRID),
+    "knapsack": replace(TURNS, scheduler=SchedulerName.APT_SERVE, chunking=Chunking.NONE, memory="hybrid"),
 }
 REACHED = {  # what a run with this policy must have reached
     "default": ("preempted", "evicted"),

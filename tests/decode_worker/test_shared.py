@@ -14,11 +14,11 @@ from alignedserve.protocol.commands import (
 from alignedserve.protocol.events import Event, StepDone
 from alignedserve.protocol.form_orders import CopySlots
 from alignedserve.protocol.messages import ROUTER, Cancel, Prefill
-from alignedserve.scheduling.policy import Layout, Policy, Room
+from alignedserve.scheduling.policy import Policy, Room
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import request, said
 
-SHARED = Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL)
+SHARED = Policy(room=Room.GROWING, memory="two_ended")
 LIMITS = WorkerLimits(num_blocks=4, block_size=4, page_size=8, max_step_tokens=16, max_batch=4)
 
 
@@ -152,7 +152,7 @@ class TestAChat:
         assert num_preemptions(worker.core) == 0
 
     def test_has_a_document_leave_where_nothing_can_be_kept_of_it(self) -> None:
-        worker = with_a_document(replace(SHARED, checkpoints=0.0))
+        worker = with_a_document(replace(SHARED, memory="two_ended:0.0"))
         worker.asked(chat(prompt=1, max_tokens=7))
         while worker.core.held["requests"]:
             worker.steps()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from alignedserve.forms.memory.block_ends import SlotCopies
+from alignedserve.papers.memory.block_ends import SlotCopies
 
 NUMBERS = st.integers(-4, 4)  # slots, and below 0 places
 COPIES = st.lists(st.tuples(NUMBERS, NUMBERS).filter(lambda copy: copy[0] != copy[1] and max(copy) >= 0))

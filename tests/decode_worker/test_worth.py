@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.forms.memory.worth import CacheKind, MemoryWish, assign
+from alignedserve.papers.memory.worth import CacheKind, MemoryWish, assign
 
 KV, HIDDEN = CacheKind.KV, CacheKind.HIDDEN
 

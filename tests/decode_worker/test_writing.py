@@ -47,7 +47,7 @@ from alignedserve.protocol.messages import (
     Tokens,
 )
 from alignedserve.protocol.page_names import chained_hashes
-from alignedserve.scheduling.policy import Layout, Policy, Room
+from alignedserve.scheduling.policy import Policy, Room
 from alignedserve.worker.part import REFRESH_S
 from alignedserve.worker.pool import CROSSING_S
 from alignedserve.worker.setup import WorkerSetup
@@ -123,7 +123,7 @@ def engine(policy: Policy, *, pages: tuple[int, ...], limits: WorkerLimits = TIG
 
 
 GROWING = Policy(room=Room.GROWING)
-SHARED = replace(GROWING, blocks=Layout.BIDIRECTIONAL)
+SHARED = replace(GROWING, memory="two_ended")
 
 
 class TestWhoHasToLeave:

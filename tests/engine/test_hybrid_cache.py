@@ -15,13 +15,13 @@ import pytest
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.lab.fuzzing.worker_views import weighed
 from alignedserve.papers.names import SchedulerName
-from alignedserve.scheduling.policy import Cache, Chunking, Policy, Room
+from alignedserve.scheduling.policy import Chunking, Policy, Room
 from tests.engine.deployment import asked, deployed
 from tests.reference import Tally, compare
 
-GROWING = Policy(room=Room.GROWING, cache=Cache.HYBRID)
-WHOLE = Policy(room=Room.WHOLE, cache=Cache.HYBRID)
-KNAPSACK = Policy(SchedulerName.APT_SERVE, Chunking.NONE, Room.GROWING, cache=Cache.HYBRID)
+GROWING = Policy(room=Room.GROWING, memory="hybrid")
+WHOLE = Policy(room=Room.WHOLE, memory="hybrid")
+KNAPSACK = Policy(SchedulerName.APT_SERVE, Chunking.NONE, Room.GROWING, memory="hybrid")
 HIDDEN_TOKEN_S = 1e-5
 
 

@@ -18,7 +18,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.profiling import Meter, measure_copies, measure_remaking, subject_of
 from alignedserve.errors import PlanError
 from alignedserve.kernels.common.int8_kv import dequantise_vectors, quantise_vectors
-from alignedserve.scheduling.policy import Layout, Policy, Room
+from alignedserve.scheduling.policy import Policy, Room
 from tests.engine.deployment import asked, deployed
 from tests.engine.driver import Driver, prompt_of
 from tests.engine.test_pressure import happened
@@ -27,7 +27,7 @@ from tests.reference import Tally, compare
 
 FolderOf = Callable[[str], Path]
 PLAIN = Policy(room=Room.GROWING)
-SHARED = Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL, checkpoints=0.2)
+SHARED = Policy(room=Room.GROWING, memory="two_ended:0.2")
 PREFILL_BLOCKS = 26
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.lab.fuzzing.worker_views import num_evictions, num_preemptions, weighed
-from alignedserve.scheduling.policy import Cache, Handoff, Layout, Policy
+from alignedserve.scheduling.policy import Handoff, Policy
 from tests.engine.deployment import PAGES, Deployment, asked, deployed
 from tests.rare import rarely
 from tests.reference import Tally, compare
@@ -29,9 +29,9 @@ from tests.worker.cores import prefetching_of
 
 PLAIN = Policy(candidate_share=1.0)
 BATCHED = replace(PLAIN, handoff=Handoff.POOL)  # the pool searches batches of about one length
-HYBRID = replace(PLAIN, cache=Cache.HYBRID)
-SHARED = Policy(blocks=Layout.BIDIRECTIONAL)
-LITTLE_KEPT = Policy(blocks=Layout.BIDIRECTIONAL, checkpoints=0.2)
+HYBRID = replace(PLAIN, memory="hybrid")
+SHARED = Policy(memory="two_ended")
+LITTLE_KEPT = Policy(memory="two_ended:0.2")
 FEW_PAGES = 14  # pages of the pool: some evicted requests find none, and are recomputed, as hidden vectors
 FEWER_PAGES = 8  # what has to leave waits on the worker, and fetches what the pool has of it
 PREFILL_BLOCKS = 40

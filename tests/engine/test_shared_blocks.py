@@ -15,12 +15,12 @@ import pytest
 
 from alignedserve.lab.fuzzing.worker_views import slots_of
 from alignedserve.papers.names import SchedulerName
-from alignedserve.scheduling.policy import Chunking, Layout, Policy, Room
+from alignedserve.scheduling.policy import Chunking, Policy, Room
 from tests.engine.deployment import Deployment, asked, deployed
 from tests.reference import Tally, compare
 
-SHARED = Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL)
-LITTLE_KEPT = replace(SHARED, checkpoints=0.2)
+SHARED = Policy(room=Room.GROWING, memory="two_ended")
+LITTLE_KEPT = replace(SHARED, memory="two_ended:0.2")
 FCFS = replace(SHARED, scheduler=SchedulerName.FCFS, chunking=Chunking.FIXED)
 
 

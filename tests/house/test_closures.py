@@ -46,9 +46,9 @@ CORE_FOLDERS = (
     "lab/bench",
     "explain",
     "forms",
-    "forms/memory",
     "forms/pool",
     "papers",
+    "papers/memory",
     "protocol",
     "scheduling",
     "schedulers",
@@ -73,7 +73,14 @@ CORE_FOLDERS = (
     "lab/reports",
     "lab/loads/workload",
 )
-SHELL_FILES = ("actor.py", "lab/bench/connections.py", "lab/bench/player.py", "cost/profile.py", "dashboard/sharing.py")
+SHELL_FILES = (
+    "actor.py",
+    "lab/bench/connections.py",
+    "lab/bench/player.py",
+    "cost/profile.py",
+    "dashboard/sharing.py",
+    "papers/memory/hidden.py",  # an engine's part
+)
 CORE_FILES = (
     ROOT / "core.py",
     ROOT / "owner" / "core.py",

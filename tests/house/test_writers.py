@@ -36,7 +36,7 @@ def test_only_memory_writes_the_blocks_of_requests() -> None:
 # The parts of a worker's memory: who else wants a block written asks these.
 MEMORY = (
     *(f"worker/{name}.py" for name in ("memory", "windows", "step/blocks", "step/device_pages", "step/seating")),
-    "forms/memory/",
+    "papers/memory/",
 )
 
 

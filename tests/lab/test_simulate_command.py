@@ -219,7 +219,7 @@ def test_what_the_simulation_found_wrong_is_said(
         ("--preset none", "there is no preset 'none'"),
         (
             "--preset apt-serve",
-            "schedule.cache hybrid: the model of rtxpro6000-llama-3.1-8b-tp1 keeps no hidden vectors: set it to kv",
+            "schedule.memory hybrid: rtxpro6000-llama-3.1-8b-tp1's model keeps no hidden vectors: set it to plain",
         ),
         (
             "--preset fcsf",

@@ -53,7 +53,7 @@ EQUIVALENT: dict[str, str] = {
     "alignedserve/engine/device/large_pages.py | Slabs.__init__ | statement left out | self._used = 0": (
         "the first tensor gets a piece of memory, and sets it"
     ),
-    "alignedserve/forms/memory/hybrid.py | WeighedMemory.grow | argument strict left out | "
+    "papers/memory/hybrid.py | WeighedMemory.grow | argument strict left out | "
     "zip(decodes, self._stay_as(decodes), strict=True)": "an assertion: there is a kind for each decode",
     "lab/fuzzing/recording.py | first_difference | constant -1 | 0": "a file that was read has a line, which sets it",
     "kernels/native/kernels.py | Native._greedy | constant -1 | 1": (

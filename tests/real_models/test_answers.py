@@ -14,7 +14,7 @@ import transformers
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.core import ServiceClass
 from alignedserve.kvpool.arena.arena import Arena
-from alignedserve.scheduling.policy import Layout, Policy, Room
+from alignedserve.scheduling.policy import Policy, Room
 from tests.adapters import make_adapter, named
 from tests.conftest import SOAK
 from tests.engine.deployment import deployed
@@ -203,7 +203,7 @@ def test_a_long_context(length: int, real: Real) -> None:
 # --- The cores of a deployment, with real engines and a real arena
 
 PLAIN = Policy(room=Room.GROWING)
-SHARED = Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL, checkpoints=0.05)
+SHARED = Policy(room=Room.GROWING, memory="two_ended:0.05")
 BLOCKS = 32  # for about two requests: the others wait, and are preempted
 CASES = [
     ("colocated", SHARED, False, {"preemption", "restored"}),

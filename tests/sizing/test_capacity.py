@@ -180,9 +180,11 @@ def llama(num_kv_heads: int) -> LlamaConfig:
 
 def test_a_device_does_not_mix_kinds_where_hidden_does_not_pay() -> None:
     """The hidden vector of Llama 3 8B is larger than its K and V."""
-    capacity(config(schedule__cache="hybrid"), llama(32))
-    with pytest.raises(ConfigError, match=r"schedule.cache cannot be hybrid: .*4096 instead of 2048 .*: set it to kv"):
-        capacity(config(schedule__cache="hybrid"), llama(8))
+    capacity(config(schedule__memory="hybrid"), llama(32))
+    with pytest.raises(
+        ConfigError, match=r"schedule.memory cannot be hybrid: .*4096 instead of 2048 .*: set it to plain"
+    ):
+        capacity(config(schedule__memory="hybrid"), llama(8))
 
 
 @pytest.mark.parametrize("compression", ["auto", "int8"])

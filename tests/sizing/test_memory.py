@@ -189,13 +189,13 @@ def test_where_nobody_says_what_there_is_nothing_is_refused(folder: Path) -> Non
 
 
 def test_checkpoints_are_counted_for_requests_that_make_them(folder: Path) -> None:
-    shared: dict[str, Any] = {"schedule__room": "growing", "schedule__blocks": "bidirectional"}
+    shared: dict[str, Any] = {"schedule__room": "growing", "schedule__memory": "two_ended"}
     shared |= {"engine__kv_memory_mb": 64, "kvpool__memory_mb": 8}
     least = 200 + 64 + STEP_MB + 8
     check(folder, least, engine__kv_memory_mb=64, kvpool__memory_mb=8)
     check(folder, least + 64, **shared)
-    check(folder, least, **shared, schedule__checkpoints=0.0)
-    message = r"checkpoints 64: lower schedule.checkpoints from 1 to 0.5"
+    check(folder, least, **shared | {"schedule__memory": "two_ended:0"})
+    message = r"checkpoints 64: set schedule.memory from two_ended to two_ended:0.5"
     with pytest.raises(MemoryTooSmall, match=message):
         check(folder, least + 33, **shared)
 

@@ -17,7 +17,7 @@ from alignedserve.protocol.commands import CopyOut, RunStep, Send
 from alignedserve.protocol.events import CopiedOut, MemberJoined, StepDone
 from alignedserve.protocol.messages import ROUTER, Commit, Prefill
 from alignedserve.scheduling.dues import promise
-from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room
+from alignedserve.scheduling.policy import Chunking, Policy, Room
 from alignedserve.worker.pool import PageWriter
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.blocks import NamedBlocks
@@ -70,8 +70,8 @@ def test_pages_after_those_that_were_dropped_are_found_as_long_as_all_are_here()
     "policy",
     [
         Policy(room=Room.WHOLE),
-        Policy(blocks=Layout.BIDIRECTIONAL),
-        Policy(cache=Cache.HYBRID),
+        Policy(memory="two_ended"),
+        Policy(memory="hybrid"),
         Policy(chunking=Chunking.NONE),
         Policy(SchedulerName.FCFS, chunking=Chunking.FIXED),
     ],

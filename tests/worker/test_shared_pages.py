@@ -12,7 +12,7 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, Event, MemberJoined, StepDone
 from alignedserve.protocol.messages import ROUTER, Cancel, Output, Prefill, Prefix, Tokens
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Cache, Layout, Policy
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, STOP, request, said
 from tests.worker.cores import MakeCore
@@ -102,8 +102,8 @@ def test_what_is_not_the_same_is_computed(worker: Worker, other: Request) -> Non
     [
         (PrefillCore, replace(DEFAULT_POLICY, reuse=False)),
         (decode_core, replace(DEFAULT_POLICY, reuse=False)),
-        (decode_core, replace(DEFAULT_POLICY, blocks=Layout.BIDIRECTIONAL)),
-        (decode_core, replace(DEFAULT_POLICY, cache=Cache.HYBRID)),
+        (decode_core, replace(DEFAULT_POLICY, memory="two_ended")),
+        (decode_core, replace(DEFAULT_POLICY, memory="hybrid")),
     ],
     ids=["prefill, off", "decode, off", "shared blocks", "hidden vectors"],
 )

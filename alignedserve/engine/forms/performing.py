@@ -13,8 +13,8 @@ from torch import Tensor
 from alignedserve.core import FoldKv, FormOrder, units_for
 from alignedserve.engine.device import large_pages
 from alignedserve.engine.device.devices import CPU
-from alignedserve.engine.forms.hidden import HiddenVectors
 from alignedserve.engine.forms.int8_pages import Amend
+from alignedserve.engine.forms.other import OtherForm
 from alignedserve.errors import PlanError
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.protocol.events import Event, PageCompressed
@@ -40,7 +40,7 @@ class OneTurn:
 class FormHands:
     def __init__(
         self,
-        form: Callable[[], HiddenVectors],
+        form: Callable[[], OtherForm],
         cache: Tensor,
         num_on_host: int,
         fold: Callable[[Sequence[Sequence[int]]], None],

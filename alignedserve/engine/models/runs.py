@@ -42,7 +42,7 @@ class Checker:
     def __init__(
         self, config: ModelConfig, num_blocks: int, block_size: int, problem: Callable[[Run], str | None]
     ) -> None:
-        """`problem` says why a run is impossible in another form than KV (engine/forms/hidden.py)."""
+        """`problem` says why a run is impossible in another form than KV (engine/forms/other.py)."""
         self._config, self._num_blocks, self._block_size = config, num_blocks, block_size
         self._problem = problem
 

@@ -1,7 +1,7 @@
 """The blocks of a device: free blocks, blocks that requests share by name, and the blocks of a request.
 
 Which blocks a request has, and in which form, is written here alone (`keep_as`), for a worker's memory and nobody else:
-memory.py, windows.py, device_pages.py, and what a step takes by seating.py; or a form's memory (forms/memory/).
+memory.py, windows.py, device_pages.py, and what a step takes by seating.py; or a memory of the papers (papers/memory/).
 """
 
 from __future__ import annotations

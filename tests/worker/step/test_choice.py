@@ -16,7 +16,7 @@ from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape
 from alignedserve.papers.best_fit import Left, Window, windows
 from alignedserve.papers.names import SchedulerName
 from alignedserve.papers.policy import PaperPolicy
-from alignedserve.scheduling.policy import Cache, Chunking, Policy, Room
+from alignedserve.scheduling.policy import Chunking, Policy, Room
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.blocks import Blocks, NamedBlocks
 from alignedserve.worker.step.device_pages import DevicePages
@@ -390,7 +390,7 @@ class TestWhatMeansNothing:
         "policy",
         [
             Policy(SchedulerName.MLFQ),
-            Policy(SchedulerName.SHORTEST, cache=Cache.HYBRID),
+            Policy(SchedulerName.SHORTEST, memory="hybrid"),
             Policy(chunking=Chunking.NONE, room=Room.CHUNKS),
             PaperPolicy(waiting_ratio=1.2),
         ],

@@ -15,17 +15,18 @@ from torch import Tensor
 from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.core import FormOrder, units_for
+from alignedserve.engine.forms.other import OtherForm
 from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.runs import Run
 from alignedserve.errors import PlanError
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import QuerySpan, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
+from alignedserve.papers.rules import HIDDEN
 from alignedserve.protocol.form_orders import ProjectKv
-from alignedserve.scheduling.form_rules import HIDDEN
 
 
-class HiddenVectors:
+class HiddenVectors(OtherForm):
     def __init__(self, config: ModelConfig, kv_dtype: KvDtype, kernels: Kernels, model: Model | None) -> None:
         """Without `model`, of an encoder, there is nothing that could make K and V again."""
         self._config, self._kernels, self._decoder = config, kernels, model
@@ -37,28 +38,24 @@ class HiddenVectors:
         return self._decoder
 
     def problem(self, run: Run) -> str | None:
-        """Return why a request cannot run in its present form; None where nothing hinders."""
         if run.kv.form != HIDDEN:
-            return f"is kept in the form {run.kv.form!r}, which this engine does not know"
+            return super().problem(run)
         if self.why_not is not None:
             return f"cannot keep hidden vectors: {self.why_not}"
         return None if run.adapter is None else "has an adapter: it keeps KV, not hidden vectors"
 
     def attention(self, for_kv: Attention | None, rows: int, runs: Sequence[Run], cache: Tensor) -> Attention:
-        """Return the attention of a step: the first `rows` rows are those of `for_kv`, then come these runs."""
         for_hidden = _HiddenAttention(runs, cache.unbind(0), self._config, self._kernels, self._model)
         return for_hidden if for_kv is None else _MixedAttention(for_kv, for_hidden, rows)
 
     @torch.inference_mode()
     def perform(self, order: FormOrder, cache: Tensor) -> None:
-        """Turn a request that is kept as hidden vectors into one of KV. The blocks of both may be the same."""
         assert isinstance(order, ProjectKv), "there is no other order for hidden vectors"
         self._check(order, cache)
         self._project(order.kept, order.blocks, order.num_tokens, cache)
 
     @torch.inference_mode()
     def remake(self, blocks: Sequence[int], tokens: int, cache: Tensor) -> None:
-        """Make K and V of these tokens in place, as each step with such tokens does: what that costs is measured."""
         self._project(blocks, blocks, tokens, cache)
 
     def _check(self, order: ProjectKv, cache: Tensor) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from alignedserve.core import PreemptionCause
-from alignedserve.forms.memory.block_ends import TwoEndedBlocks
+from alignedserve.papers.memory.block_ends import TwoEndedBlocks
 from alignedserve.protocol.commands import Command, CopyOut
 from alignedserve.protocol.form_orders import CopySlots
 from alignedserve.worker.memory import MemoryChange, PlainMemory, Preempted

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, fields, replace
 
 from alignedserve.core import KvForm, PreemptionCause, Slo, units_for
 from alignedserve.cost.model import CostModel
-from alignedserve.forms.memory.worth import CacheKind, MemoryWish, assign, pays_as_hidden
+from alignedserve.papers.apt_serve import AptServe
+from alignedserve.papers.memory.worth import CacheKind, MemoryWish, assign, pays_as_hidden
+from alignedserve.papers.rules import HIDDEN
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.form_orders import ProjectKv
 from alignedserve.scheduling.dues import TokenPromise
-from alignedserve.scheduling.form_rules import HIDDEN
-from alignedserve.scheduling.policy import Cache
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.memory import MemoryChange, PlainMemory, Preempted, Seated
@@ -66,14 +66,14 @@ class HybridSeating(PackedSeating):
 
 
 class WeighedMemory(PlainMemory):
-    """Keeps requests as KV or as hidden vectors; answers follow from what `_begin` noted at that moment."""
+    """Gives memory by worth to requests that are kept as KV; answers follow from what `_begin` noted at that moment."""
 
     runs_amid = False
+    _halves = 1  # of a block that hold hidden vectors
 
     def __init__(self, pace: Pace, steps: StepsInFlight, here: Requests, pool: PoolLink, scheduler: Scheduler) -> None:
         super().__init__(pace, steps, here, pool, scheduler)
-        self._apt_serve = scheduler if scheduler.weighs_memory else None
-        self._halves = 2 if pace.policy.cache is Cache.HYBRID else 1  # of a block that hold hidden vectors
+        self._apt_serve = scheduler if isinstance(scheduler, AptServe) else None
         self._now, self._token_s = 0.0, 0.0
         self._decodes_s = 0.0  # that decodes were pending before this step, in all
         self.num_hidden = 0  # requests that were seated as hidden, and stayed so
@@ -159,7 +159,7 @@ class WeighedMemory(PlainMemory):
             return [*held]
         return assign(wishes, self.num_free + sum(len(running.blocks) for running in decodes))
 
-    def _seat_by_worth(self, waiting: WaitingPrompts, scheduler: Scheduler) -> list[WorkerRequest]:
+    def _seat_by_worth(self, waiting: WaitingPrompts, scheduler: AptServe) -> list[WorkerRequest]:
         """Give memory to the prompts that are worth most, each in its form of most worth; return these prompts."""
         prompts = sorted(waiting, key=lambda prompt: prompt.request.arrival_at)
         prompts_s = sum(map(self._pending_s, (*prompts, *self._here.prompts.values())))
@@ -218,6 +218,12 @@ class WeighedMemory(PlainMemory):
         if not running.prefix:
             return None
         return ProjectKv(running.request.id, kept, running.blocks, running.prefix)
+
+
+class HybridMemory(WeighedMemory):
+    """Keeps requests as KV or as hidden vectors."""
+
+    _halves = 2
 
 
 def _as_kv(selection: PlannedStep, upgraded: Sequence[WorkerRequest], cost: CostModel) -> PlannedStep:
