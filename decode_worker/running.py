@@ -114,8 +114,7 @@ class Stepping(WorkerPart):
     def _divide(self) -> None:
         """Let each caller have its part of the next step."""
         if self._policy.is_rt_first:
-            for request in self._shares.divide(self._here.seated):
-                self._here.order.refile(request)
+            self._shares.divide(self._here.seated)
 
     def _begin(self, selection: PlannedStep, decodes: tuple[Decode, ...]) -> list[Command]:
         """Order the chosen step, if anything runs in it."""
@@ -125,7 +124,6 @@ class Stepping(WorkerPart):
         plan.draws = self._choices.draws(plan.chunks)
         prompts = [*map(self._here.running_of, selection.chunks)]
         self._steps.newest = RanStep(plan.number, selection.decodes, prompts)
-        self._here.order.note_run(selection.decodes)
         return [RunStep(plan)]
 
     @property
@@ -204,12 +202,10 @@ class Stepping(WorkerPart):
         copies_s = self._writer.num_between_steps * self._pace.copy_token_s  # gaps between tokens are longer by that
         seating = self._memory.seating(0 if self._memory.is_crowded else seats, waiting, at)
         begins = self._memory.context(now + copies_s) if copies_s else at
-        order = self._here.order
         some = decodes
         if len(decodes) <= self._limits.max_batch:  # all have a place
-            order.forget()
             some = self._pace.masks.within(decodes, bool(prompts or waiting), self._pace.fit, now)
-        view = StepView(some, prompts, waiting, begins, seating, self._here.seated, self._steps.newest, order)
+        view = StepView(some, prompts, waiting, begins, seating, self._here.seated, self._steps.newest)
         selection = self._scheduler.plan(view)
         if selection.is_empty and len(some) < len(decodes):  # no prompt has a seat
             selection = self._scheduler.plan(view._replace(decodes=decodes))

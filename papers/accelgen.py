@@ -35,8 +35,8 @@ class AccelGen(Scheduler):
             return decodes
         line, waiting = view.waiting.line, waiting_in_order(view)
         step = EqualStep(view, self.most)
-        step.add_together(first_decodes(view, None))
-        ranks = ranks_of(view, None, step)
+        step.add_together(first_decodes(view))
+        ranks = ranks_of(view, step)
         for is_rt in BOTH:
             urgent = line.urgent(at.now, at.times.most_s, is_rt)
             step.add(in_turn(ranks.urgent(is_rt), step.seatable(urgent, not is_rt)))

@@ -16,6 +16,7 @@ promises of 0.3 s and 60 ms. docs/how/steps.md has the reasons.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import nsmallest
 from itertools import chain, islice
 from math import inf
 from types import MappingProxyType
@@ -26,7 +27,7 @@ from alignedserve.scheduling.policy import Chunking, Grouping, Policy
 from alignedserve.scheduling.slo import Late, Rank
 from alignedserve.worker.scheduler import NO_LIMIT, Scheduler
 from alignedserve.worker.step.context import StepContext
-from alignedserve.worker.step.ranks import DecodeOrder, RankedRequests, in_turn, last_of_old
+from alignedserve.worker.step.ranks import RankedRequests, in_turn, last_of_old
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds, StepBuilder, all_decodes
 from alignedserve.worker.step.view import PlannedStep, StepAhead, StepView, dominant_callers, estimate_of
@@ -49,7 +50,6 @@ LEAST_STEP_PER_DECODES = 1.5  # times the step's decodes: the shortest step with
 MOST_LONGER = 1.05  # times the newest step that was planned in full: a step ahead that goes on with its prompts
 MOST_WITHOUT = 4  # steps on end that leave documents out for prompts of chats; weighed with `plan_amid`
 NO_GAPS: Mapping[str, float] = MappingProxyType({})  # of parts: a single caller has work
-_ROUNDING_S = 1e-9  # slack is kept as an instant
 _AT_A_TIME = 32  # decodes, or prompts that wait, that are looked at
 _AMONG = 512  # prompts that wait, among which those of callers that do not dominate are looked for
 
@@ -74,11 +74,11 @@ class Aligned(Scheduler):
         prompt is due. Of each class urgent requests come first, then decodes, then prompts.
         A chat's prompt that finds no memory or seat gets a document's, which waits until there is room again.
         """
-        at, kept = view.at, self.kept(view)
+        at = view.at
         ran_others, self._ran_others = self._ran_others, False
         num_without, self._num_without_documents = self._num_without_documents, 0
         view.waiting.refresh(at.now, at.times, at.chunk)
-        bounds = step_bounds(view, kept)
+        bounds = step_bounds(view, self.most)
         if (decodes := all_decodes(view, self.most, bounds)) is not None:
             return decodes  # as in most steps: no prompt waits, and there is time for all
         line, waiting = view.waiting.line, waiting_in_order(view)
@@ -91,9 +91,9 @@ class Aligned(Scheduler):
             self._ran_others = not step.is_empty
             if self._ran_others:  # or one was seated, and is fetched first
                 return step.selection
-        step.add_together(first_decodes(view, kept))  # decodes of all chats, if all fit
+        step.add_together(first_decodes(view))  # decodes of all chats, if all fit
         step.budget = budget_beside_layers(view, step, dominant)
-        ranks = ranks_of(view, kept, step)  # the other requests that have a seat
+        ranks = ranks_of(view, step)  # the other requests that have a seat
         for is_rt in (True, False):
             if not is_rt:
                 step.budget = self.documents_budget(step)
@@ -110,14 +110,6 @@ class Aligned(Scheduler):
         if step.is_empty:
             step.add_one_alone(ranks, waiting)  # something always runs
         return step.selection
-
-    def kept(self, view: StepView) -> DecodeOrder | None:
-        """Return the decodes in the present order, where a step has too few places for all."""
-        if len(view.decodes) <= self.most:
-            return None
-        order = view.order or DecodeOrder(self.policy)
-        order.refresh(view.decodes, self.most, view.at.now, view.at.times)
-        return order
 
     def goes_on(self, ahead: StepAhead, at: StepContext) -> bool:
         if self._near is not None and self._near.leaves_some_out:
@@ -280,7 +272,7 @@ def pausing_step_s(first_s: float, at: StepContext) -> float:
 # --- The order
 
 
-def first_decodes(view: StepView, kept: DecodeOrder | None) -> Sequence[WorkerRequest]:
+def first_decodes(view: StepView) -> Sequence[WorkerRequest]:
     """Return the decodes that come before all prompts, if they all fit.
 
     These are the decodes of chats: a decode that is left out would be late more often than a prompt that gets a little
@@ -288,8 +280,6 @@ def first_decodes(view: StepView, kept: DecodeOrder | None) -> Sequence[WorkerRe
     would need more steps. Gain of documents among them: -3.7 to +1.3 points, -3.9 to +5.4 %.
     """
     at, decodes, prompts, waiting = view.at, view.decodes, view.prompts, view.waiting
-    if kept is not None:
-        return kept.real_time()
     if at.policy.late is Late.DROP_LAST:
         return [running for running in decodes if running.promise.is_rt and not running.promise.is_late(at.now)]
     has_rt = any(running.promise.is_rt for running in chain(islice(waiting.real_time, 1), prompts))
@@ -350,32 +340,33 @@ def waiting_in_order(view: StepView) -> Iterator[Ranked]:
     return view.waiting.in_order(view.at.now, view.at.times.most_s)
 
 
-def ranks_of(view: StepView, kept: DecodeOrder | None, step: StepBuilder) -> RankedRequests:
+def ranks_of(view: StepView, step: StepBuilder) -> RankedRequests:
     """Return the seated requests that are not in the step, ranked by promises."""
-    others = step.others_of(view.decodes) if kept is None else ()
-    return RankedRequests((*others, *view.prompts), view.at, kept)
+    return RankedRequests((*step.others_of(view.decodes), *view.prompts), view.at)
 
 
 # --- R
 
 
-def step_bounds(view: StepView, kept: DecodeOrder | None = None) -> StepBounds:
-    """Return R where promises bound steps (AccelGen §4.2).
+def step_bounds(view: StepView, most: int = NO_LIMIT) -> StepBounds:
+    """Return R where promises bound steps of at most `most` requests (AccelGen §4.2).
 
     Nothing is sorted or made here: this runs over all that is on the worker, at every step.
 
-    `kept` has the decodes in order; the first are enough. A prompt that cannot be in time beside the decoding chats
-    does not bind: either the chats or the prompt would be late.
+    A prompt that cannot be in time beside the decoding chats does not bind: either the chats or the prompt would be
+    late.
     """
     at, decodes, prompts, waiting = view.at, view.decodes, view.prompts, view.waiting
     if at.policy.chunking is not Chunking.SLO:
         return UNBOUNDED
     if at.policy.late is Late.DROP_LAST:  # late requests run last, and take no time of others
-        decodes, kept = [running for running in decodes if not running.promise.is_late(at.now)], None
+        decodes = [running for running in decodes if not running.promise.is_late(at.now)]
     gaps_s = gaps_of_parts_s(view)
-    bound, late_s = _decodes_bound_s(decodes, at, gaps_s) if kept is None else _kept_bound_s(kept, at, gaps_s)
-    if kept is not None and (late_s < bound or prompts or waiting):
-        decodes = kept.real_time(kept.most)  # no step runs more decodes
+    bound, late_s = _decodes_bound_s(decodes, at, gaps_s)
+    if len(decodes) > most:  # no step runs more
+        decodes = nsmallest(
+            most, (each for each in decodes if each.promise.is_rt), key=lambda each: each.promise.next_due_at
+        )
     bound = after_slow_step_s(bound, late_s, decodes, at)
     prompts_s = _prompts_bound_s(decodes, prompts, waiting, at) if prompts or waiting else inf
     max_step_for_arrivals_s = max(
@@ -443,19 +434,6 @@ def _decodes_bound_s(
         if promise.num_missed:
             late_s = min(late_s, max(promise.tbt_s, gaps_s[running.request.caller] if gaps_s else 0.0))
     return bound, late_s
-
-
-def _kept_bound_s(kept: DecodeOrder, at: StepContext, gaps_s: Mapping[str, float]) -> tuple[float, float]:
-    """Return the same for decodes that are kept in order, with a look at the first few at a time.
-
-    Decodes of one step are due at the same moment: decodes due later than the bound cannot lower it.
-    """
-    bound, in_time = inf, kept.in_time()
-    while few := list(islice(in_time, _AT_A_TIME)):
-        bound = min(bound, _decodes_bound_s([running for _, running in few], at, gaps_s)[0])
-        if few[-1][0] - at.now + _ROUNDING_S > bound:
-            break
-    return bound, max(kept.least_missed_s, min(gaps_s.values(), default=0.0))
 
 
 def _prompts_bound_s(

@@ -43,14 +43,13 @@ class CallerShares:
         self._served: dict[str, float] = {}  # tokens by weight, by caller; empty where no two callers' documents wait
         self._waited = frozenset[str]()  # callers with documents that waited when the last step was planned
 
-    def divide(self, seated: Sequence[WorkerRequest]) -> Sequence[WorkerRequest]:
-        """Make requests beyond a caller's part yield; return the requests that begin or cease to yield."""
+    def divide(self, seated: Sequence[WorkerRequest]) -> None:
+        """Make requests beyond a caller's part yield."""
         self._waiting.put_behind(self._served_more())
         if not (self._waiting.callers or self._yielding or self._behind):
-            return ()
+            return
         yielding, behind = self._beyond(seated)
-        changed = _changed(self._yielding, yielding)
-        for running in changed:
+        for running in _changed(self._yielding, yielding):
             promise = running.promise
             self._waiting.set_promise(running, promise.kept if isinstance(promise, Yielding) else Yielding(promise))
         for running in _changed(self._behind, behind):
@@ -59,7 +58,6 @@ class CallerShares:
             kept.is_behind = running in behind
             self._waiting.refile(running)
         self._yielding, self._behind = yielding, behind
-        return changed
 
     def count(self, selection: PlannedStep, running_of: Callable[[Chunk], WorkerRequest]) -> None:
         """Count the tokens of a step for the callers of its documents, while documents of several callers wait."""

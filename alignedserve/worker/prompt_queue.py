@@ -8,7 +8,6 @@ from alignedserve.core import units_for
 from alignedserve.explain.decisions import DecisionRing, Kind
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.requests import Requests
-from alignedserve.worker.step.ranks import DecodeOrder
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
@@ -19,7 +18,6 @@ class PromptQueue:
 
     def __init__(self, here: Requests, memory: PlainMemory, decisions: DecisionRing) -> None:
         here.waiting = self.waiting = WaitingPrompts(memory.pace.policy, memory.pages)
-        here.order = DecodeOrder(memory.pace.policy)
         self._here, self._memory, self._steps, self._pace = here, memory, memory.steps, memory.pace
         self._decisions = decisions
         self._came_in_step: set[WorkerRequest] = set()  # since the step in flight began, and not run in its pauses

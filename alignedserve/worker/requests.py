@@ -13,7 +13,6 @@ from alignedserve.core import Chunk
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Attempt
 from alignedserve.worker.candidates import Candidates, RunningBatch
-from alignedserve.worker.step.ranks import DecodeOrder
 from alignedserve.worker.step.request import Departure, JoinCandidate, WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
@@ -29,7 +28,6 @@ class Requests:
     """The requests of each state are in order of arrival there. Requests in a step are found by name."""
 
     waiting: WaitingPrompts  # the requests in State.WAITING, in the order of service too
-    order: DecodeOrder  # of decodes, where a step has too few places for all
     drop: Callable[[str, int], list[Command]]  # forgets a request up to an attempt, in any state
 
     def __init__(self) -> None:

@@ -27,9 +27,6 @@ EQUIVALENT: dict[str, str] = {
     "decode_worker/running.py | StepEnd.__init__ | statement left out | self._num_alike = 0": (
         "a step has parts, so none is like the empty one before the first charges, which set it"
     ),
-    "alignedserve/worker/step/ranks.py | DecodeOrder.refresh | break to continue | break": (
-        "the list is sorted: behind the first decode with slack all have slack, and each is passed over"
-    ),
     "alignedserve/worker/step/waiting_prompts.py | WaitingPrompts._refile_all | statement left out | "
     "self._filed.clear()": (
         "all that wait, and no others, have entries; each is filed again before anything is asked, in place of the old"

@@ -3,7 +3,7 @@
 view.py             What a scheduler sees of a worker, and what it answers. Begin here.
 step_builder.py     Puts a step together, and counts the time, tokens, seats and memory left.
 waiting_prompts.py  Prompts that wait for room, kept in the order of service.
-ranks.py            Seated requests in the order of service; kept between steps where a step has places for fewer.
+ranks.py            Seated requests in the order of serviceer.
 states.py           The states of a request on a worker, and the transitions between them.
 context.py          The facts beside the requests that a plan depends on: the time, the cost model, the limits.
 request.py          A request on a worker, also while it comes from elsewhere or leaves for another worker.

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from alignedserve.core import Chunk
 from alignedserve.cost.model import Shape, StepEstimate
 from alignedserve.worker.step.context import StepContext
-from alignedserve.worker.step.ranks import DecodeOrder
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.seating import Seating
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
@@ -44,7 +43,6 @@ class StepView(NamedTuple):
     seating: Seating
     here: Sequence[WorkerRequest] = ()  # all requests with memory on a decode worker, able to run or not
     ran: RanStep = RanStep()
-    order: DecodeOrder | None = None  # of decodes, kept between steps; None: made again
     dominant: frozenset[str] = NOBODY  # in a pause for others alone: the callers whose prompts do not run there
 
 

@@ -15,6 +15,7 @@ from alignedserve.core import KEY_SALT_SIZE, Estimate, KvForm, Request, ServiceC
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape, Uncertainty
 from alignedserve.papers.names import SchedulerName
 from alignedserve.papers.policy import PaperPolicy
+from alignedserve.schedulers.aligned import step_bounds
 from alignedserve.schedulers.table import scheduler_of
 from alignedserve.scheduling.dues import TokenPromise, promise
 from alignedserve.scheduling.policy import Chunking, Policy, Room
@@ -585,3 +586,34 @@ def test_a_request_that_has_left_is_forgotten_though_its_first_token_is_due_much
         if type(running) is WorkerRequest and running.request.id.startswith("left-")
     ]
     assert len(left) < 100
+
+
+@pytest.mark.parametrize(("left_s", "expected_s"), [(0.02, 0.02), (0.016, 0.5)])
+def test_a_prompt_binds_a_step_where_it_is_in_time_beside_as_many_decodes_as_run(
+    left_s: float, expected_s: float
+) -> None:
+    """A step has places for 10 of the 20 chats. Beside 10 it takes 18 ms, and beside all 25 ms."""
+    cost = CostModel({kind: Coefficients(fixed=0.01, decode=1e-4, prefix=1e-5) for kind in Kind})
+    decodes = [chat(f"c{number}", 0.5, output=3) for number in range(20)]
+    at = StepContext(NOW, cost, TIMES, 2048, 16, 256, Policy(), 256)
+    waiting = waits([chat("new", left_s)], at)
+    waiting.refresh(NOW, TIMES, at.chunk)
+    found = step_bounds(StepView(decodes, (), waiting, at, seating(0, at)), 10)
+    assert found.prompts_s == pytest.approx(expected_s)
+
+
+def test_of_more_decodes_than_a_step_has_places_the_most_urgent_run() -> None:
+    decodes = [chat(f"c{number}", 1.0 - number / 10, output=3) for number in range(5)]
+    found = select([*decodes, document("d", output=3)], [], [], moment(), most=3)
+    assert {running.request.id for running in found.decodes} == {"c2", "c3", "c4"}
+
+
+def test_a_document_that_no_step_has_a_place_for_rises() -> None:
+    policy, later = Policy(age_s=0.5), NOW + 0.6
+    long, short = document("long", output=3), document("short", output=3)
+    for running, length in ((long, 100), (short, 10)):
+        running.request = replace(running.request, estimate=Estimate(length, length))
+        running.promise = promise(running.request, policy, 3)
+    assert select([long, short], [], [], moment(policy), most=1).decodes == [short]
+    short.promise.emitted(later, 4)
+    assert select([long, short], [], [], replace(moment(policy), now=later), most=1).decodes == [long]
