@@ -121,6 +121,10 @@ class AnswersAhead:
     def reported(self, worker: str, report: Report, now: float) -> None:
         self._clocks[worker].tell(report.step_s, now)
 
+    def step_s(self, worker: str) -> float:
+        """Return the time of a step of the worker with decodes, as it told last."""
+        return self._clocks[worker].step_s
+
     def shortage_of_all(self, request: Request, capacity: int, now: float) -> Shortage:
         """Return what a new chat and all others will want beyond `capacity` at the worst moment."""
         if request.most_tokens + self._most.total() <= capacity:

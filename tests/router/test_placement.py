@@ -258,6 +258,13 @@ class TestLending:
         assert place(self.lending(), "prefill-0", short, NOW) == ""
         assert place(self.lending(), "prefill-0", replace(short, estimate=Estimate(16, 100)), NOW) == "decode-0"
 
+    def test_a_chat_stays_whose_second_token_would_be_late(self) -> None:
+        """Two copies take 5 ms each for 100 tokens, and there are three steps of 10 ms on the way."""
+        found = self.lending()
+        found.reported("decode-0", Report(free_blocks=100, step_s=0.01), NOW)
+        for tbt_s, where in ((0.041, "decode-0"), (0.039, "")):
+            assert place(found, "prefill-0", replace(rt(), slo=Slo(tbt_s=tbt_s)), NOW) == where
+
     def test_none_goes_on_to_a_worker_that_runs_prompts(self) -> None:
         found = self.lending()
         tell(found, "decode-0", all_s=0.1)
