@@ -33,8 +33,6 @@ from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds, StepBui
 from alignedserve.worker.step.view import PlannedStep, StepAhead, StepView, dominant_callers, estimate_of
 from alignedserve.worker.step.waiting_prompts import Ranked, WaitingPrompts
 
-# The worth of a first token in time, as late gaps between tokens: of chats without a late gap so far, and of any chat.
-GAPS_FOR_FIRST, MOST_GAPS = 2, 16
 DOCUMENTS_PER_STEP = 0.75  # of the time of a step: prompts of documents beside chats that decode
 # The longest step with documents where another caller's chat may come, in times of the chat's prompt alone, and in
 # times of the step's decodes.
@@ -182,10 +180,8 @@ class AlignedStep(StepBuilder):
 
 
 def is_worth_gaps(step: StepBuilder, prompt: WorkerRequest, size: int, most: int) -> bool:
-    """Return whether all of a prompt runs now, though this makes decodes late: else the first token would be late.
-
-    The prompt may make a few decodes late, or, where even a block makes decodes late, any number: the prompt at once
-    makes each decode late once, a block at a time once for each block. Gain: that of `may_sacrifice_gaps`.
+    """Return whether all of a prompt runs now, as its first token would be late else, and even a block of it makes
+    decodes late: at once the prompt makes each decode late once, a block at a time once for each block.
     """
     promise, now = prompt.promise, step.at.now
     if not promise.is_rt or most < prompt.num_ahead or step.decodes_s == inf:
@@ -199,20 +195,7 @@ def is_worth_gaps(step: StepBuilder, prompt: WorkerRequest, size: int, most: int
         return False  # in time a piece at a time
     if step.estimate.with_chunk(most, prefix, remade) > left_s:
         return False
-    if step.estimate.with_chunk(min(most, step.at.block_size), prefix, remade) > step.decodes_s:
-        return True
-    return may_sacrifice_gaps(step.decodes, now)
-
-
-def may_sacrifice_gaps(decodes: Iterable[WorkerRequest], now: float) -> bool:
-    """Return whether delaying this step hurts at most 16 chats in time, at most 2 of them without a late gap yet.
-
-    Gain: in a rush on a machine where a prompt takes twice as long as a gap may, 75 % of first tokens are in time in
-    place of 47 %; on 22 other loads with eight seeds nothing on average, +1.0 points (error 0.4) where long prompts
-    come beside lots of documents."""
-    chats = [running.promise for running in decodes if running.promise.is_rt]
-    in_time = [promise for promise in chats if not promise.is_late(now)]
-    return len(in_time) <= MOST_GAPS and sum(not promise.has_missed for promise in in_time) <= GAPS_FOR_FIRST
+    return step.estimate.with_chunk(min(most, step.at.block_size), prefix, remade) > step.decodes_s
 
 
 def prompt_budget(at: StepContext) -> int:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice
 from math import inf
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from alignedserve.core import ServiceClass
 from alignedserve.scheduling.dues import BEHIND, Promise, StepPromise
@@ -46,7 +46,7 @@ Filing: TypeAlias = tuple[list[Place], Place]  # a list, and a place in it
 class FiledPrompt:
     """The places of a prompt in the lists."""
 
-    serial: int
+    serial: int  # a new number at each filing
     until: float  # the slack as an instant
     places: list[Filing] = field(default_factory=list)
 
@@ -120,10 +120,6 @@ class PromiseLine:
             yield (Rank.LATE, place[0] - now, *place[1:4]), place[-1]
 
 
-class Serial(Protocol):
-    serial: int  # a new number at each filing
-
-
 class Changes:
     """A heap of the moments when places change by themselves.
 
@@ -136,14 +132,14 @@ class Changes:
     def add(self, at: float, serial: int, running: WorkerRequest) -> None:
         heappush(self._heap, (at, serial, running))
 
-    def before(self, now: float, filed: Mapping[WorkerRequest, Serial]) -> Iterator[WorkerRequest]:
+    def before(self, now: float, filed: Mapping[WorkerRequest, FiledPrompt]) -> Iterator[WorkerRequest]:
         """Take out and yield the requests with places that have changed by now."""
         while self._heap and self._heap[0][0] < now:
             _, serial, running = heappop(self._heap)
             if (at := filed.get(running)) is not None and at.serial == serial:
                 yield running
 
-    def sweep(self, filed: Mapping[WorkerRequest, Serial]) -> None:
+    def sweep(self, filed: Mapping[WorkerRequest, FiledPrompt]) -> None:
         """Take out requests that have left: the heap would keep them, with all their tokens, for days."""
         if len(self._heap) > 2 * len(filed) + _FEW:
             self._heap = [entry for entry in self._heap if entry[2] in filed and filed[entry[2]].serial == entry[1]]
