@@ -5,8 +5,8 @@ has tried before.
 
 `make test` tries the same cases each time, so that a difference comes from a change. Here two fifths of the time go to
 fuzz seeds, a fifth to requests, and the rest to property tests in an order drawn again. All follows from the seed in
-the first line, which CI takes from the tree that it runs: a tree that passed here passes there. What fails is printed
-with the command that runs it again. A seed that failed becomes a named test: tests/lab/test_fuzz.py.
+the first line, which CI takes from the commit below the change. What fails is printed with the command that runs it
+again. A seed that failed becomes a named test: tests/lab/test_fuzz.py.
 """
 
 from __future__ import annotations
