@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.forms.parts.table import memory_for, parts_of
+from alignedserve.forms.table import memory_for, parts_of
 from alignedserve.schedulers.table import scheduler_of
 from alignedserve.worker.setup import WorkerSetup
 

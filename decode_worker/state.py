@@ -8,7 +8,7 @@
                (no room)    (known pages, then the chunks)
 
 `handlers` says which part hears which event, in which order, and `turn` what follows each event; forms add parts
-(forms/parts/), which hear first. Which requests are here is in worker/requests.py, which memory a request may take in
+(forms/), which hear first. Which requests are here is in worker/requests.py, which memory a request may take in
 worker/memory.py; a scheduler plans steps (alignedserve/schedulers/).
 """
 

@@ -14,7 +14,7 @@ from alignedserve.core import Role, StepPlan
 from alignedserve.decode_worker.running import Stepping
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.decode_worker.state import handlers as handlers_where_requests_decode
-from alignedserve.forms.parts.table import parts_of
+from alignedserve.forms.table import parts_of
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import KvReceived, MemberJoined, StepDone
 from alignedserve.protocol.messages import Cancel

@@ -4,8 +4,9 @@
     pytest --rare 0.1 --rare-seed 57             a tenth, drawn by the seed
     pytest 'tests/engine/test_models.py::test_logits[opt]'       one that is named always runs
 
-`make test` leaves them out, CI draws some by the commit below a change, so that each is tried in one of several changes
-and no change draws again, and `make soak` runs all. Mutants are tried without them: what finds a mutant alone is not rare (tests/mutants).
+`make test` leaves them out. CI draws some by the commit below a change, so that each is tried in one of several changes
+and no change draws again. `make soak` runs all. Mutants are tried without them: what finds a mutant alone is not rare
+(tests/mutants).
 """
 
 from __future__ import annotations

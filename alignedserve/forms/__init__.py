@@ -1,7 +1,10 @@
 """KV elsewhere than in a worker's own blocks, or in another form in the pool's pages. Each is an experiment.
 
-    pool/       a worker's part of pages of the pool as int8           each worker's core has one
-    prefetch/   KV that prefill workers hold for decode workers        each worker's core has a part (parts/)
+    page_rewriting.py   a worker's part of pages of the pool as int8: each worker's core has one
+    prefetching.py      a decode worker's part of KV that prefill workers hold for it, copied there ahead of need
+                        (AlignedServe §3.2 and §3.4), and requests that leave for prefill workers
+    buffers.py          the prefill worker's part: the held KV, and how decode workers pull it
+    table.py            which of these, and which memory, a policy adds to a worker's core
 
 Other code knows only the interfaces of forms: `PlainMemory` for memory (papers/memory/ has others), `Pages` and
 `Rewriting` for the pool's pages, `FormOrder` for orders, and the `KvForm` of a request or the `PageKind` of a page.

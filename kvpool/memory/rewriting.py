@@ -42,7 +42,7 @@ class AllWaiting(Protocol):
 
 
 class Rewriting:
-    """Leaves all pages as they are: what the pool does without such a form (others: alignedserve/forms/pool/)."""
+    """Leaves all pages as they are: what the pool does without such a form (alignedserve/forms/page_rewriting.py)."""
 
     num_rewritten = 0  # pages, since the start
     num_refused = 0  # pages that a worker could not write

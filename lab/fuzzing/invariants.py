@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 
 from alignedserve.core import Chunk, Decode, FoldKv, FormOrder, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.forms.prefetch.buffers import Buffers
+from alignedserve.forms.buffers import Buffers
 from alignedserve.jobs import messages
 from alignedserve.kvpool.memory.compression import lease_to_compress
 from alignedserve.kvpool.state import PoolCore

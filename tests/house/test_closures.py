@@ -46,7 +46,6 @@ CORE_FOLDERS = (
     "lab/bench",
     "explain",
     "forms",
-    "forms/pool",
     "papers",
     "papers/memory",
     "protocol",

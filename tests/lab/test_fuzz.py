@@ -22,7 +22,7 @@ from alignedserve.config.topology import Topology
 from alignedserve.core import Role, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.errors import FuzzError
-from alignedserve.forms.prefetch.decode_part import Prefetching
+from alignedserve.forms.prefetching import Prefetching
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.cli import fuzz as fuzz_command
 from alignedserve.lab.cli.flags import FuzzFlags

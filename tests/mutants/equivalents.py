@@ -31,11 +31,11 @@ EQUIVALENT: dict[str, str] = {
     "self._filed.clear()": (
         "all that wait, and no others, have entries; each is filed again before anything is asked, in place of the old"
     ),
-    "alignedserve/forms/prefetch/buffers.py | Buffers._prefetch | argument strict left out | "
+    "alignedserve/forms/buffers.py | Buffers._prefetch | argument strict left out | "
     "zip(message.entries, message.waits_s, strict=True)": (
         "an assertion: the sender makes both from the same requests"
     ),
-    "alignedserve/forms/prefetch/decode_part.py | Prefetching._expected_waits | argument strict left out | "
+    "alignedserve/forms/prefetching.py | Prefetching._expected_waits | argument strict left out | "
     "zip(waiting, waits, strict=True)": ("an assertion: a wait is computed for each that waits"),
     "router/placing/placement.py | Placement.withdraw | statement left out | del self._node[worker]": (
         "nothing asks for the node of a worker without a role, and it is set again when the worker is met"

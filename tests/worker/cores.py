@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.forms.prefetch.decode_part import Prefetching
+from alignedserve.forms.prefetching import Prefetching
 from alignedserve.worker.setup import WorkerSetup
 
 MakeCore: TypeAlias = Callable[[WorkerSetup], DecodeCore]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from alignedserve.forms.pool.worker_part import PageRewriting
-from alignedserve.forms.prefetch.buffers import Buffers
-from alignedserve.forms.prefetch.decode_part import Prefetching
+from alignedserve.forms.buffers import Buffers
+from alignedserve.forms.page_rewriting import PageRewriting
+from alignedserve.forms.prefetching import Prefetching
 from alignedserve.scheduling.form_rules import PLAIN
 from alignedserve.scheduling.offered import of_papers
 from alignedserve.scheduling.policy import Policy
