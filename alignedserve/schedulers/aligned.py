@@ -286,9 +286,8 @@ def prompts_of_others(view: StepView, step: StepBuilder, dominant: frozenset[str
         each for each in waiting_in_order(view) if each[1].promise.is_rt and each[1].request.caller not in dominant
     ]
     tokens, together = sum(prompt.num_ahead for _, prompt in found), estimate_of(decodes, at)
-    others = (
-        sum(prompt.num_ahead for prompt in prompts) + waiting.num_rt_tokens - tokens
-    )  # of dominant callers, nearly all
+    # Of dominant callers, nearly all:
+    others = sum(prompt.num_ahead for prompt in prompts) + waiting.num_rt_tokens - tokens
     alone_s = estimate_of((), at).with_chunk(tokens, 0)
     is_shorter = together.with_chunk(tokens + min(step.budget, others), 0) >= MAX_STEP_PER_OTHERS_ALONE * alone_s
     return iter(found if is_shorter and alone_s + together.seconds <= step.prompts_s else ())
@@ -352,10 +351,8 @@ def step_bounds(view: StepView, most: int = NO_LIMIT) -> StepBounds:
         )
     bound = after_slow_step_s(bound, late_s, decodes, at)
     prompts_s = _prompts_bound_s(decodes, prompts, waiting, at) if prompts or waiting else inf
-    max_step_for_arrivals_s = max(
-        at.max_step_for_arrivals_s, min(gaps_s.values(), default=0.0)
-    )  # for a chat to come, of a caller with a part
-    about_s = min(max_step_for_arrivals_s, unnoticed_s(view), uncrowded_s(view), room_for_pause_s(bound, view))
+    arrivals_s = max(at.max_step_for_arrivals_s, min(gaps_s.values(), default=0.0))  # of callers with a part
+    about_s = min(arrivals_s, unnoticed_s(view), uncrowded_s(view), room_for_pause_s(bound, view))
     return StepBounds(bound, min(bound, prompts_s), about_s, enough_for_prompts_s(view))
 
 

@@ -109,9 +109,8 @@ class Folding:
                 left += old
         if not folds:
             return []
-        self._memory.release_unused(
-            left
-        )  # only now: else a fold of this list could write to a block that another fold reads
+        # Only now: else a fold of this list could write to a block that another fold reads.
+        self._memory.release_unused(left)
         return [FoldKv(tuple(folds))]
 
     def _is_due(self, running: WorkerRequest, fold: Fold) -> bool:

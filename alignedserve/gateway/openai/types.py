@@ -234,9 +234,8 @@ class _AnyRequest(SampledRequest):
         **dict.fromkeys(("length_penalty", "stream_interval"), (1,)),
         "routed_experts_prompt_start": (0,),
     }
-    usual_tokens: ClassVar[int | None] = (
-        None  # output tokens if the client sets no limit; None: the rest of the context
-    )
+    # Output tokens if the client sets no limit; None: the rest of the context.
+    usual_tokens: ClassVar[int | None] = None
 
     max_tokens: int | None = Field(None, ge=1)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)

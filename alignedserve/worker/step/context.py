@@ -25,13 +25,11 @@ class StepContext:
     chunk: int  # tokens of a prompt that run in a step, on average
     policy: Policy
     pivot: int  # tokens that saturate the hardware (S_pf)
-    max_step_for_arrivals_s: float = inf  # most time of a step with documents, for chats that are still to come
-    expected_chats: Sequence[
-        tuple[str, float]
-    ] = ()  # callers whose chats may come, with the time of their prompts alone
-    max_step_for_handoffs_s: float = (
-        inf  # most time of a step with more than decodes of chats, for chats that are handed on
-    )
+    max_step_for_arrivals_s: float = inf  # for chats to come: most time of a step with documents
+    # Callers whose chats may come, with the time of their prompts alone.
+    expected_chats: Sequence[tuple[str, float]] = ()
+    # For chats that are handed on: most time of a step with more than decodes of chats.
+    max_step_for_handoffs_s: float = inf
     enough_s: float = 0.0  # least time of a step with prompts beside chats that asked for nothing
     layers: int = 0  # between which steps pause for chats' prompts (decode_worker/pausing.py)
     newest_batch: int = 0  # of requests of about one length (AlignedServe §3.4): older batches leave first

@@ -52,12 +52,11 @@ class StepBuilder:
         """`budget` is the most prompt tokens of the step, `most` the most requests."""
         at, seating = view.at, view.seating
         self.at, self.seating, self.policy = at, seating, at.policy
-        least_s, max_step_for_handoffs_s = bounds.least_s, at.careful_s(at.max_step_for_handoffs_s)
-        self.decodes_s = max(least_s, bounds.decodes_s)  # the most time of the step: beside decodes of chats,
-        self.prompts_s = min(
-            max(least_s, at.careful_s(bounds.decodes_s)), max_step_for_handoffs_s
-        )  # beside prompts of chats,
-        self.bound_s = min(bounds.careful_s(at), max_step_for_handoffs_s)  # and beside all others
+        least_s, handoffs_s = bounds.least_s, at.careful_s(at.max_step_for_handoffs_s)
+        # The most time of the step: beside decodes of chats, beside prompts of chats, and beside all others.
+        self.decodes_s = max(least_s, bounds.decodes_s)
+        self.prompts_s = min(max(least_s, at.careful_s(bounds.decodes_s)), handoffs_s)
+        self.bound_s = min(bounds.careful_s(at), handoffs_s)
         self.budget = budget
         self.tokens, self.seats = at.room, most  # that are left
         self.decodes: list[WorkerRequest] = []
