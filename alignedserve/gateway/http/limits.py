@@ -177,6 +177,8 @@ class CallerQuota:
 
         `has_limit` says whether the client limits their outputs. Raise if the tokens are not left now, or if even a
         whole minute has too few."""
+        if requests[0].sampling.prompt_logprobs is not None:  # each choice computes the prompt, and logits of all of it
+            prompt_tokens = sum(2 * len(request.prompt) for request in requests)
         self._used += prompt_tokens
         requests = self._within_budgets(requests, has_limit)
         per_minute = self._limits.tokens_per_minute
