@@ -497,6 +497,11 @@ class Chunk:
         return self.start - self.kv.dropped
 
     @property
+    def num_computed(self) -> int:
+        """Return how many tokens it takes the time of: all logits of a scored token take about as long as the token."""
+        return len(self.tokens) + (0 if self.scoring is None else len(self.scoring.tokens))
+
+    @property
     def is_last(self) -> bool:
         """Return whether the prompt ends with this chunk: then a token or a vector comes."""
         return self.sampling is not None or self.pooling is not None

@@ -278,7 +278,7 @@ class Stepping(WorkerPart):
         if chunks is None:
             return []
         shape = Shape.build(
-            [(len(chunk.tokens), chunk.num_before) for chunk in chunks], [decode.num_before for decode in decodes]
+            [(chunk.num_computed, chunk.num_before) for chunk in chunks], [decode.num_before for decode in decodes]
         )
         predicted_s = self._pace.cost.seconds(shape)
         ahead = StepAhead(going, sitting_out, step.predicted_s, predicted_s, chunks, self._planned_s)

@@ -83,7 +83,7 @@ EMPTY = Shape()
 
 
 def shape_of(plan: StepPlan) -> Shape:
-    sizes = [(len(chunk.tokens), chunk.num_before) for chunk in plan.chunks]
+    sizes = [(chunk.num_computed, chunk.num_before) for chunk in plan.chunks]
     remade = sum([part.start for part in plan.parts if part.kv.form])
     return Shape.build(sizes, [decode.num_before for decode in plan.decodes], remade)
 
@@ -230,7 +230,7 @@ class CostModel:
         base, slope, per_work, per_chunk, per_cached, per_decode, per_prefix, *_ = table
         num = tokens = len(decodes)
         if chunks:  # seldom
-            num, tokens = num + len(chunks), plan.num_tokens
+            num, tokens = num + len(chunks), num + sum([chunk.num_computed for chunk in chunks])
         piece = tokens.bit_length()
         any_s = base[0] / num
         token_s = (base[piece] - base[0]) / tokens + slope[piece]
@@ -239,7 +239,7 @@ class CostModel:
         if chunks:
             of_chunks = [
                 any_s + per_chunk + per_cached * before + length * (token_s + per_work * (2 * before + length))
-                for length, before in [(len(chunk.tokens), chunk.num_before) for chunk in chunks]
+                for length, before in [(chunk.num_computed, chunk.num_before) for chunk in chunks]
             ]
             charges = of_chunks + charges
         in_all = sum(charges)

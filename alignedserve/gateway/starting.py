@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -16,10 +16,11 @@ from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.embed_side import BothSides, VectorModel
 from alignedserve.gateway.explaining import ExplainRoutes
 from alignedserve.gateway.generation import Generation
-from alignedserve.gateway.http.bodies import Bodies, BodyTurns
+from alignedserve.gateway.http.bodies import LONG_BYTES, Bodies, BodyTurns
+from alignedserve.gateway.http.limits import LoopPace
 from alignedserve.gateway.http.middleware import record_of, tab_of
 from alignedserve.gateway.http.records import BodyMeter
-from alignedserve.gateway.openai.errors import draining, no_such_model, not_ready, only_embeds
+from alignedserve.gateway.openai.errors import ClientGone, draining, no_such_model, not_ready, only_embeds
 from alignedserve.gateway.openai.promises import ServicePromise, make_promise, retries
 from alignedserve.gateway.openai.reading import AnswerReader
 from alignedserve.gateway.openai.requests import Origin, make_requests, num_requests
@@ -80,7 +81,7 @@ class Starter:
         self._embed_metrics = metrics if embedding is None else metrics.of_model(embedding.name)
         self._metrics, self._traces, self._is_draining = metrics, traces, is_draining
         self._bodies = Bodies(lambda: settings.body_limit_bytes, settings.body_limit_s)
-        self._turns = BodyTurns()
+        self._turns, self._pace = BodyTurns(), LoopPace()
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -106,10 +107,18 @@ class Starter:
         tab = tab_of(http)
         tab.enter()
         tab.admit()
-        async with self._bodies.read(http) as sent:
-            http.state.body_bytes = len(sent)
-            async with self._turns.turn(tab.caller, len(sent)) as http.state.turn:
-                yield parse_body(kind, sent)
+        async with self._bodies.read(http) as sent, AsyncExitStack() as held:
+            http.state.body_bytes, turn = len(sent), self._turns.turn(tab.caller, len(sent))
+            if len(sent) <= LONG_BYTES:
+                http.state.turn = await held.enter_async_context(turn)
+                body = parse_body(kind, sent)
+            else:
+                async with self._pace.turn(tab.caller.id):
+                    if await http.is_disconnected():  # it may have waited for seconds
+                        raise ClientGone
+                    http.state.turn = await held.enter_async_context(turn)
+                    body = self._pace.measured(tab.caller.id, partial(parse_body, kind, sent))
+            yield body
 
     def check_model(self, name: str | None) -> Adapter | None:
         """Return the adapter of this name, None for the model itself; raise where there is neither."""

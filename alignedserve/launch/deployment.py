@@ -21,6 +21,7 @@ from alignedserve.launch.bounded import STOPS, BoundedEnd
 from alignedserve.launch.host import Host, KeeperEvent, Ready, TimeToLook, say
 from alignedserve.launch.keeper import GRACE_S, Keeper
 from alignedserve.launch.orders import Orders, Reloading
+from alignedserve.launch.plan import other_weights
 from alignedserve.launch.screen import StartScreen, announce_when_ready
 from alignedserve.launch.succession import OUTLIVE_S, LauncherRecord, LeftParts, LivingProcess, RecordFile
 from alignedserve.protocol.messages import LAUNCHER, Attempt, Died, Retire, Started
@@ -65,7 +66,7 @@ class RunningDeployment:
         told = [replace(spec, keys=self._keys.parts, signs_at=self._signs.address) for spec in specs]
         self.keeper = Keeper(config, told, host, self, time.monotonic, left.record.lives if left else None)
         self.keeper.starts.is_open = left is not None and left.record.has_served
-        self._orders = Orders(self.keeper, host, reloading)
+        self._orders = Orders(self.keeper, host, reloading, other_weights)
         self._screen = StartScreen(sys.stderr, config.log.format is LogFormat.TEXT)
         self._orders_to_stop: list[HeardOrder] = []  # their connections end with this process
         if ending is not None:

@@ -7,7 +7,7 @@ plan.py says which parts there are, and deployment.py keeps them: as processes o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from socket import socket
@@ -16,12 +16,12 @@ from alignedserve.architectures.model_source import name_of
 from alignedserve.config.choices import DeviceKind, Launcher, ModelNames
 from alignedserve.config.config import Config, parse
 from alignedserve.core import Role
-from alignedserve.errors import ConfigError
+from alignedserve.errors import ConfigError, ModelError
 from alignedserve.gateway.access.exposure import check_exposure, warnings
 from alignedserve.launch.deployment import RunningDeployment
 from alignedserve.launch.host import say
 from alignedserve.launch.orders import Reloading
-from alignedserve.launch.plan import check_open_files, plan
+from alignedserve.launch.plan import check_open_files, other_weights, plan
 from alignedserve.launch.processes import ForkServers, ProcessHost, fork_servers
 from alignedserve.launch.succession import (
     OUTLIVE_S,
@@ -78,9 +78,14 @@ def _port(config: Config, left: LeftParts | None) -> socket:
 
 
 def _left(record: RecordFile, reloading: Reloading) -> LeftParts | None:
-    """Return what a launcher that was killed has left at this port, if it was asked for the same; else end it."""
-    found = record.read()
+    """Return what a launcher that was killed has left at this port, if it was asked for the same and the model's folder
+    has the same weights; else end it."""
+    found, others = record.read(), "other settings"
     if found is not None and found.version == VERSION and asks_the_same(found.asked, asked := reloading.asked):
+        others = ""
+        with suppress(ModelError):  # parts that run need no folder
+            others = "other weights" if other_weights(found.specs) else ""
+    if found is not None and not others:
         claimed = record.claim()
         left = LeftParts.taken_over(claimed) if claimed is not None else None
         if left is None or not left.processes:
@@ -89,7 +94,7 @@ def _left(record: RecordFile, reloading: Reloading) -> LeftParts | None:
             return left
         return replace(left, record=with_settings_of(left.record, asked), is_other_version=True)
     if num_ended := record.end_left():
-        say(f"a launcher that was killed had left {num_ended} processes with other settings: they are ended")
+        say(f"a launcher that was killed had left {num_ended} processes with {others}: they are ended")
     return None
 
 

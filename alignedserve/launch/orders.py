@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from alignedserve.config.config import Config, dump, every_setting, plain
 from alignedserve.config.setting import leaves
@@ -19,15 +19,25 @@ from alignedserve.launch.keeper import Change, Keeper
 from alignedserve.protocol.messages import rank_suffix
 from alignedserve.shell.control import RESTARTED, ControlError, HeardOrder, LauncherOrder
 
+if TYPE_CHECKING:
+    from alignedserve.shell.part import PartSpec
+
 RESTART_ORDER = [Role.ROUTER, Role.POOL, *WORKERS, Role.GATEWAY, Role.JOBS]
 ROOM_S, ROOM_LOOK_S = 5.0, 0.5  # for the place of a spare, and between two looks
 
 
 class Orders:
-    """Carries out orders, one restart at a time."""
+    """Carries out orders, one restart at a time. `other_weights` looks at the models' folders (plan.py)."""
 
-    def __init__(self, keeper: Keeper, host: Host, reloading: Reloading) -> None:
+    def __init__(
+        self,
+        keeper: Keeper,
+        host: Host,
+        reloading: Reloading,
+        other_weights: Callable[[Iterable[PartSpec]], str],
+    ) -> None:
         self._keeper, self._host, self._reloading = keeper, host, reloading
+        self._other_weights = other_weights
         self._restart: Restart | None = None
         keeper.on_change = self._changed
 
@@ -41,6 +51,9 @@ class Orders:
             self._scale(asked)
         elif not self._keeper.starts.is_open:
             asked.answer("error: it still starts: wait until it serves")
+            asked.done()
+        elif why := self._new_weights():
+            asked.answer(f"error: nothing is restarted: {why}")
             asked.done()
         else:
             self._restart = Restart(self._keeper, self._host, asked)
@@ -58,10 +71,23 @@ class Orders:
             lines = [f"error: {error}"]
         else:
             lines += self._keeper.take(new)
+            if why := self._new_weights():
+                lines.append(f"the model stays as it is: {why}")
         for line in lines:
             say(f"reload: {line}")
             asked.answer(line)
         asked.done()
+
+    def _new_weights(self) -> str:
+        """Return why a restart cannot take what lies in the model's folder; empty where nothing else lies there. Parts
+        that come one after another would answer with two models, and a stream would go on with the other one."""
+        try:
+            folder = self._other_weights(part.spec for part in self._keeper.parts())
+        except AlignedServeError as error:
+            return str(error)
+        port = self._keeper.config.server.port
+        how = f"`alignedserve stop --port {port}` and then `alignedserve serve` as before"
+        return folder and f"{folder} has other weights than this deployment started with: {how} takes them"
 
     def _scale(self, asked: HeardOrder) -> None:
         """Start and retire workers as an order says."""

@@ -22,7 +22,7 @@ from alignedserve.architectures.model_source import name_of
 from alignedserve.architectures.vectors import read_pooled
 from alignedserve.architectures.weight_files import weights_mark
 from alignedserve.config.choices import DeviceKind, LoadFormat, ModelNames
-from alignedserve.config.config import Config, dump, of_preset
+from alignedserve.config.config import Config, dump, of_preset, parse
 from alignedserve.config.presets import DEFAULT
 from alignedserve.core import OWNERS, WORKERS, Role
 from alignedserve.errors import AlignedServeError, ConfigError, MemoryTooSmall
@@ -188,8 +188,7 @@ def specs_of(
 ) -> list[PartSpec]:
     """Return the specs of these parts, each with its role, name and rank, for a router at this address."""
     tree, door, origin = dump(config), str(door_of(config.server.port)), ClockOrigin.read()
-    is_random = config.engine.load_format is LoadFormat.DUMMY
-    weights = "" if is_random else weights_mark(model_folder(config))
+    weights = _weights(config)
     return [
         PartSpec(
             *(role, name, node_of(role), deployment, host, router, tree, origin),
@@ -200,3 +199,17 @@ def specs_of(
         )
         for role, name, rank in parts
     ]
+
+
+def other_weights(specs: Iterable[PartSpec]) -> str:
+    """Return the folder of a model that has other weights now than when these parts were planned; empty if none has.
+    Raise a ModelError where a folder cannot be read."""
+    for spec in {spec.weights: spec for spec in specs if spec.weights}.values():
+        if _weights(config := parse(spec.config)) != spec.weights:
+            return config.model
+    return ""
+
+
+def _weights(config: Config) -> str:
+    """Return the mark of the model's weights; empty if they are random."""
+    return "" if config.engine.load_format is LoadFormat.DUMMY else weights_mark(model_folder(config))

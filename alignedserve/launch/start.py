@@ -5,13 +5,15 @@ spec to its standard input, and once more when settings change. It keeps that op
 ends, the part sees the end of its input and ends too, unless another launcher comes (succession.py). A part prints one
 thing on its standard output: why it cannot run at all.
 
-`PartActor` is an actor of Ray, which ends with its launcher. Neither imports anything that only a launcher needs.
+`PartActor` is an actor of Ray, which ends with its launcher, and with its node. Neither imports anything that only a
+launcher needs.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -179,6 +181,7 @@ class PartActor:
     """A part as an actor: its call `run` takes as long as the part lives."""
 
     def __init__(self, spec: str) -> None:
+        end_with_parent()
         self._spec = _here(PartSpec.from_json(spec))
         self._part: Stoppable | None = None
         self._live = LiveSettings()
@@ -216,6 +219,24 @@ class PartActor:
 
     def _on_start(self, part: Stoppable) -> None:
         self._part = part
+
+
+def end_with_parent() -> None:
+    """End this process, however it stands, when its parent ends: of an actor that is Ray's server on the node. Ray has
+    it end by the wall clock. Where that had stepped back, parts of lost nodes stayed, and held the lock that the next
+    life of the part needs."""
+    try:
+        parent = os.pidfd_open(os.getppid())
+    except (AttributeError, OSError):  # another system, or a parent that is not to be seen from here
+        return
+    ends = select.poll()
+    ends.register(parent, select.POLLIN)
+
+    def wait() -> None:
+        ends.poll()
+        os._exit(ExitCode.BROKEN)
+
+    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
 
 
 def _here(spec: PartSpec) -> PartSpec:

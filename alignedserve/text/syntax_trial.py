@@ -1,14 +1,14 @@
 """Try a client's syntax in a process of its own, which may use little time and memory, and which may die.
 
     gateway, job runner                       this module as a child
-    SyntaxTrial.find_fault ── a line of JSON ──▶ compiles the syntax, and asks it for the first mask
+    SyntaxTrial.find_fault ── a line of JSON ──▶ compiles the syntax, and asks it for masks
                            ◀── fault, CPU time ─ or nothing, where it dies
     SyntaxTrial.of_gbnf    ── a line of JSON ──▶ makes a syntax of rules in llama.cpp's language
                            ◀── fault, CPU time and syntax
 
 A syntax of a hundred bytes may take gigabytes to compile (a large `multipleOf`), and a chain of some thousand `$ref`
 overflows the stack of llguidance, which ends the process. A worker compiles what was tried here and found good, with
-twice the stack. For a schema of eight properties a trial takes 0.82 ms, 0.17 more than in the process itself, and 7 µs
+twice the stack. For a schema of eight properties a trial takes 1.0 ms, 0.3 of them for masks behind the first, and 7 µs
 where it has been tried before.
 """
 

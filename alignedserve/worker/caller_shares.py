@@ -64,7 +64,7 @@ class CallerShares:
         if not self._served:
             return
         parts = [(running.request, _OUTPUT) for running in selection.decodes]
-        parts += [(running_of(chunk).request, len(chunk.tokens)) for chunk in selection.chunks]
+        parts += [(running_of(chunk).request, chunk.num_computed) for chunk in selection.chunks]
         for request, tokens in parts:
             if request.service is ServiceClass.BE:
                 self._served[request.caller] = self._served.get(request.caller, 0.0) + tokens / request.weight

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.core import AttentionPattern, Chunk, Decode, Fold, KvForm, Sampling, StepPlan
+from alignedserve.core import AttentionPattern, Chunk, Decode, Fold, KvForm, Sampling, Scoring, StepPlan
 from alignedserve.cost.fit import OnlineCost, Point, fit, spread
 from alignedserve.cost.model import (
     Coefficients,
@@ -595,6 +595,14 @@ def test_who_does_more_is_charged_with_more(length: int, more: int, prefix: int,
     assert small < large
     near, far = shares(TRUE, _plan([], [prefix, prefix + further]))
     assert near <= far
+
+
+def test_a_scored_chunk_is_charged_for_its_logits_too() -> None:
+    plain, other = (Chunk(name, (1,) * 50, 0, KvForm(), None) for name in "ab")
+    scored = replace(plain, scoring=Scoring((1,) * 50, 3))
+    model = CostModel(dict.fromkeys(Kind, Coefficients(token=(1e-3,))))
+    assert shares(model, StepPlan(1, (scored, other))) == pytest.approx([2 / 3, 1 / 3])
+    assert model.plan_seconds(StepPlan(1, (scored, other))) == pytest.approx(0.15)
 
 
 def test_without_a_profile_all_parts_are_charged_alike() -> None:

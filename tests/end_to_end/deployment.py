@@ -391,6 +391,17 @@ def wait_until(
         time.sleep(look_s)
 
 
+def replace_weights(model: Path) -> Path:
+    """Put other weights of the same sizes into a model's folder, and return the file of those that were there."""
+    weights = model / "model.safetensors"
+    ours = weights.rename(model / "ours")
+    content = bytearray(ours.read_bytes())
+    begin = 8 + int.from_bytes(content[:8], "little")
+    content[begin + 1 :: 2] = bytes(byte ^ 0x80 for byte in content[begin + 1 :: 2])  # all signs, of BF16
+    weights.write_bytes(content)
+    return ours
+
+
 def free_port() -> int:
     """Return a port that is free now: at port 0 no launcher could follow another."""
     with socket.socket() as probe:

@@ -24,6 +24,7 @@ from tests.end_to_end.deployment import (
     Kind,
     deployed,
     held,
+    replace_weights,
     wait_until,
 )
 from tests.rare import rare, rarely
@@ -170,12 +171,7 @@ def zombies_of(launcher: int) -> list[str]:
 @rare  # tests/engine/test_replaced_weights.py has the refusal
 @pytest.mark.parametrize("wounded", [kind for kind in HURT if kind[0] == "1+1"], ids="-".join, indirect=True)
 def test_weights_that_are_replaced_under_a_deployment_answer_nothing(wounded: Deployment, model: Path) -> None:
-    weights = model / "model.safetensors"
-    ours = weights.rename(model / "ours")
-    content = bytearray(ours.read_bytes())
-    begin = 8 + int.from_bytes(content[:8], "little")
-    content[begin + 1 :: 2] = bytes(byte ^ 0x80 for byte in content[begin + 1 :: 2])  # all signs, of BF16
-    weights.write_bytes(content)
+    ours, weights = replace_weights(model), model / "model.safetensors"
     wounded.wound("decode-0")
     with suppress(AssertionError):  # where it is not refused, the answers below are the other model's
         wait_until(lambda: "decode-0 does not mix them" in wounded.whole_log(), 20.0)

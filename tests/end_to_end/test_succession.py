@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
 
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, command, mixed, tokens_of
-from tests.end_to_end.deployment import BACK_S, Deployment, deployed, free_port, wait_until
+from tests.end_to_end.deployment import BACK_S, MODEL, Deployment, deployed, free_port, replace_weights, wait_until
 from tests.rare import rare
 
 PARTS = ("router", "pool-0", "prefill-0", "decode-0", "gateway-0")
@@ -17,10 +21,10 @@ GOES_ON = "it goes on with what a launcher that was killed has left"
 
 
 @contextmanager
-def followed(*flags: str, outlive_s: float = BACK_S) -> Iterator[Deployment]:
+def followed(*flags: str, outlive_s: float = BACK_S, model: Path = MODEL) -> Iterator[Deployment]:
     """Yield a deployment whose parts outlive its launcher for so long: a busy machine needs time to start the next."""
     plant = f"from alignedserve.launch import launch\nlaunch.OUTLIVE_S = {outlive_s}"
-    with deployed("--port", str(free_port()), *flags, topology="1+1", plant=plant) as deployment:
+    with deployed("--port", str(free_port()), *flags, topology="1+1", plant=plant, model=model) as deployment:
         yield deployment
 
 
@@ -75,6 +79,24 @@ def test_a_launcher_that_is_asked_for_other_settings_ends_what_was_left() -> Non
         assert "processes with other settings: they are ended" in deployment.whole_log()
         assert not before.items() & pids(deployment).items()
         serves(deployment, seed=9)
+
+
+@rare
+def test_replaced_weights_are_taken_by_the_next_launcher_and_by_no_restart(tmp_path: Path) -> None:
+    model = Path(shutil.copytree(MODEL, tmp_path / "model"))
+    with followed(model=model) as deployment:
+        before, wanted = pids(deployment), mixed(1, seed=12, outputs=(20, 20))
+        replace_weights(model)
+        refused = command("restart", "--in-place", "--port", str(deployment.port))
+        assert refused.returncode == 2
+        assert f"nothing is restarted: {model} has other weights" in refused.stderr
+        assert pids(deployment) == before
+        check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
+        deployment.kill_launcher()
+        deployment.launch_again()
+        assert "processes with other weights: they are ended" in deployment.whole_log()
+        with pytest.raises(AssertionError):
+            check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
 
 
 @rare

@@ -19,7 +19,7 @@ from alignedserve.core import Role
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import ModelError
 from alignedserve.executor import loading
-from alignedserve.launch.plan import specs_of
+from alignedserve.launch.plan import other_weights, specs_of
 from alignedserve.shell.part import Place
 
 WEIGHTS = "model.safetensors"
@@ -81,3 +81,13 @@ def test_the_mark_tells_configurations_and_single_tensors(folder: Path) -> None:
     with (folder / "config.json").open("a") as file:
         file.write("\n")
     assert len({*marks, weights_mark(folder)}) == 3
+
+
+def test_the_launcher_sees_them_in_what_it_planned(folder: Path) -> None:
+    specs = [place_of(folder).spec, place_of(folder, **{"engine.load_format": "dummy"}).spec]
+    assert not other_weights(specs)
+    replaced(folder)
+    assert other_weights(specs) == str(folder)
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(ModelError, match="holds neither"):
+        other_weights(specs)

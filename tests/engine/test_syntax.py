@@ -273,6 +273,13 @@ def test_a_pattern_that_is_too_large_is_known_before_it_is_followed(syntaxes: Sy
     assert "<state>" not in why, "a word of what is wrong, not all that the library knows"
 
 
+@pytest.mark.parametrize("pattern", ["(a{300}){300}", "x{3}(a{300}){300}"])
+def test_a_pattern_whose_masks_are_slow_is_refused(syntaxes: Syntaxes, pattern: str) -> None:
+    assert syntaxes.find_fault(regex_syntax(pattern)) == (
+        "to find what may come next takes more than 2 ms for each token: make it smaller"
+    )
+
+
 @pytest.mark.parametrize(
     "syntax", [regex_syntax(""), regex_syntax("a*"), regex_syntax(".{20000}"), json_syntax({"enum": ["v" * 90_000, 1]})]
 )

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 from pydantic import ValidationError
 
 from alignedserve.errors import AlignedServeError
-from alignedserve.gateway.openai.strict import LARGE_BYTES, parse_body
+from alignedserve.gateway.http.limits import LOOP_AT_ONCE_S, LOOP_FREE_S, LOOP_SHARE, LoopPace
+from alignedserve.gateway.openai.errors import ApiError
+from alignedserve.gateway.openai.strict import LARGE_BYTES, MOST_BRACKETS, parse_body
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
@@ -82,6 +85,51 @@ def test_large_bodies_are_parsed_in_turn_and_small_bodies_meanwhile(
 
     asyncio.run(asyncio.wait_for(asked(), PATIENT_S))
     assert most == [1]
+
+
+def test_a_body_of_very_many_lists_is_refused_before_it_is_parsed() -> None:
+    many = {**COMPLETION, "prompt": [[1]] * MOST_BRACKETS}
+    with pytest.raises(ApiError, match="more than 131072 brackets"):
+        parse_body(CompletionRequest, json.dumps(many).encode())
+
+
+def test_a_caller_waits_for_what_its_bodies_took_of_the_event_loop_and_no_other_does() -> None:
+    pace = LoopPace(lambda: 100.0)
+
+    def slow() -> int:
+        until = time.thread_time() + LOOP_AT_ONCE_S + 0.01 + LOOP_FREE_S
+        while time.thread_time() < until:
+            pass
+        return 5
+
+    async def parsed() -> int:
+        async with pace.turn("ann"):
+            return pace.measured("ann", slow)
+
+    assert asyncio.run(parsed()) == 5
+    assert pace.wait_s("ann", 0.0) >= 0.01 / LOOP_SHARE - 1e-6
+    assert pace.wait_s("bob", 0.0) == 0.0
+
+
+def test_long_bodies_alone_are_paced(text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    took_s, long = list[float](), {**COMPLETION, "prompt": [5] * 120_000}
+
+    def noted(_: LoopPace, __: str, amount: float) -> float:
+        took_s.append(amount)
+        return 0.0
+
+    monkeypatch.setattr(LoopPace, "wait_s", noted)
+    gateway = Gateway(text, FakeOwner((5,), (2,)))
+
+    async def asked() -> None:
+        async with gateway.client() as client:
+            assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+            assert (await client.post("/v1/completions", json=long)).status_code == 400
+
+    asyncio.run(asyncio.wait_for(asked(), PATIENT_S))
+    waited_s, parsed_s = took_s
+    assert waited_s == 0.0
+    assert parsed_s > 0.0
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[" * LARGE_BYTES, b" " * LARGE_BYTES + json.dumps(CHAT).encode()])

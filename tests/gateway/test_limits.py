@@ -119,6 +119,12 @@ class TestTabs:
         tab.close()
         assert left(tab) == 600 - 80
 
+    def test_each_choice_of_a_scored_prompt_costs_the_prompt_and_its_logits(self) -> None:
+        tab = CallerQuota(Ledger(), caller(tokens_per_minute=600), lambda: 100.0)
+        echoed = replace(asked(30, 100), sampling=Sampling(logprobs=0, prompt_logprobs=0))
+        tab.pay([echoed, echoed], prompt_tokens=30, has_limit=True)
+        assert left(tab) == 600 - 2 * (60 + 100)
+
     def test_a_body_that_was_refused_costs_nothing(self) -> None:
         tab = CallerQuota(Ledger(), caller(tokens_per_minute=600), lambda: 100.0)
         pay(tab, asked(30, 100))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.config.config import Config, load
+from alignedserve.config.config import Config, dump, load
 from alignedserve.core import WORKERS, Role
 from alignedserve.launch import deployment
 from alignedserve.launch.host import Host, NewPlace, PartBegan, PartEnded
@@ -322,6 +322,21 @@ def test_parts_of_a_version_with_other_settings_are_replaced(run: Callable[[Comm
     kept.on_start = lambda _: stop() if kept.lives("jobs-0") == [1, 2] else None
     run(kept)
     assert kept.there() == {"router", "pool-0", "prefill-1", "decode-1", "gateway-2", "gateway-0", "jobs-0"}
+
+
+def test_replaced_weights_end_no_part_and_the_error_says_how_they_are_taken(run: Callable[[Commanded], None]) -> None:
+    specs = tuple(replace(spec, config=dump(SPLIT), weights="of before") for spec in specs_of(SPLIT))
+    lives = {spec.name: Life(spec.name, spec.acts_as, 1) for spec in specs}
+    record = LauncherRecord(ended_process(), ASKED, DeploymentKeys.new(), lives, specs, {})
+    running: Mapping[str, object] = dict.fromkeys(lives)
+    orders = (RESTART, LauncherOrder(restart=True, in_place=True), LauncherOrder(reload=True))
+    kept = Commanded(*orders, left=LeftParts(record, running))  # pyrefly: ignore[bad-argument-type]
+    run(kept)
+    how = "`alignedserve stop --port 8000` and then `alignedserve serve` as before takes them"
+    why = f"{SPLIT.model} has other weights than this deployment started with: {how}"
+    refused = [f"error: nothing is restarted: {why}"]
+    assert kept.answers == [refused, refused, ["no setting has changed", f"the model stays as it is: {why}"]]
+    assert {spec.incarnation for spec in kept.started} == {1}
 
 
 def test_a_worker_that_has_left_leaves_its_devices_to_the_next() -> None:

@@ -28,7 +28,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from alignedserve.core import Request
 from alignedserve.gateway.access.keys import Caller
@@ -42,6 +42,9 @@ REFUSALS_PER_S, REFUSALS_AT_ONCE = 50, 100  # of a caller; the answers to those 
 REFUSAL_WAIT_S = 5.0
 BYTES_PER_S, BYTES_AT_ONCE = 16 << 20, 4 << 20  # of a caller's files, at each gateway
 LEAST_PIECE = 16 << 10
+# Of the event loop's time, for a caller's bodies that take longer than LOOP_FREE_S to parse: fewer than one chat of
+# twenty comes meanwhile.
+LOOP_SHARE, LOOP_AT_ONCE_S, LOOP_FREE_S = 0.04, 0.04, 0.001
 MOST_CHOICES = 32_768  # of all bodies of a gateway: each takes up to 4 KB of it, also where nobody has a key
 MOST_HELD_BACK = 1024  # of all callers: each has a connection
 LUMP = 64  # tokens of output that are written to the ledger together, beyond those that were taken before
@@ -53,6 +56,8 @@ TRIAL_S = 50e-6  # of a processor, for the trial of a grammar
 # A row of a list costs the event loop about 10 µs. So do LOOK_BYTES of a kept response.
 MOST_ROWS = 100_000  # of a caller in a minute, at each gateway
 LOOK_BYTES = 4 << 10
+
+T = TypeVar("T")
 
 
 class CallerQuota:
@@ -177,6 +182,8 @@ class CallerQuota:
 
         `has_limit` says whether the client limits their outputs. Raise if the tokens are not left now, or if even a
         whole minute has too few."""
+        if requests[0].sampling.prompt_logprobs is not None:  # each choice computes the prompt, and logits of all of it
+            prompt_tokens = sum(2 * len(request.prompt) for request in requests)
         self._used += prompt_tokens
         requests = self._within_budgets(requests, has_limit)
         per_minute = self._limits.tokens_per_minute
@@ -378,6 +385,29 @@ class BytePace(Pace):
         """Wait until the caller may move these bytes, one turn of the event loop at least. A small piece counts as
         LEAST_PIECE, since that is what it costs."""
         await asyncio.sleep(self.wait_s(caller, max(num_bytes, LEAST_PIECE)))
+
+
+class LoopPace(Pace):
+    """Spaces out the bodies of a caller by what parsing them takes of the event loop: all others wait meanwhile, for
+    0.3 s where a body of 4 MB has nothing but small objects."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(LOOP_SHARE, LOOP_AT_ONCE_S, math.inf, now)
+        self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)
+
+    @asynccontextmanager
+    async def turn(self, caller: str) -> AsyncIterator[None]:
+        """Wait until the caller may have a body parsed: one at a time."""
+        async with self._turns[caller]:
+            await asyncio.sleep(self.wait_s(caller, 0.0))
+            yield
+
+    def measured(self, caller: str, parse: Callable[[], T]) -> T:
+        began = time.thread_time()
+        try:
+            return parse()
+        finally:
+            self.wait_s(caller, max(0.0, time.thread_time() - began - LOOP_FREE_S))
 
 
 class LookPace:

@@ -200,7 +200,8 @@ class StepBuilder:
             self.seating.take(running, most)
             return 0
         bound_s = self.prompts_s if running.promise.is_rt else self.bound_s
-        size = 0 if self.has_cut else self.fitting(bound_s, running.num_held, most, running.num_remade)
+        times = 2 if running.is_scored else 1  # Chunk.num_computed
+        size = 0 if self.has_cut else self.fitting(bound_s, running.num_held, times * most, running.num_remade) // times
         if size < most and not self.has_cut and self.is_worth_gaps(running, size, most):
             size = most
         if running.request.runs_whole:
@@ -210,8 +211,8 @@ class StepBuilder:
         self.has_cut |= size < most
         if size:
             self.seating.take(running, size)
-            self.chunks.append(chunk_of(running, size))
-            self.estimate.add_chunk(size, running.num_held)
+            self.chunks.append(chunk := chunk_of(running, size))
+            self.estimate.add_chunk(chunk.num_computed, running.num_held)
             self.estimate.add_remade(running.num_remade)
             self.tokens -= size
             self.seats -= 1

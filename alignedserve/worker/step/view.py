@@ -125,7 +125,7 @@ def estimate_of(decodes: Iterable[WorkerRequest], at: StepContext) -> StepEstima
 
 
 def shape_of(chunks: Sequence[Chunk], decodes: Sequence[WorkerRequest]) -> Shape:
-    sizes = [(len(chunk.tokens), chunk.num_before) for chunk in chunks]
+    sizes = [(chunk.num_computed, chunk.num_before) for chunk in chunks]
     remade = sum([running.prefix for running in decodes if running.kv.form])
     remade += sum([chunk.start for chunk in chunks if chunk.kv.form])
     return Shape.build(sizes, [running.prefix - running.kv.dropped for running in decodes], remade)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from alignedserve.core import KEY_SALT_SIZE, Estimate, KvForm, Request, ServiceClass, Slo
+from alignedserve.core import KEY_SALT_SIZE, Estimate, KvForm, Request, Sampling, ServiceClass, Slo
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape, Uncertainty
 from alignedserve.papers.names import SchedulerName
 from alignedserve.papers.policy import PaperPolicy
@@ -113,6 +113,14 @@ class TestTheBound:
         """The 0.03 s are 0.01 fixed, 0.001 for the decode, and 0.019 for 190 tokens."""
         found = select([chat("a", 0.03, output=3)], [document("d", prompt=400)], [], moment())
         assert ran(found) == [("a", 1), ("d", pytest.approx(190, abs=1))]
+
+    def test_a_prompt_whose_log_probabilities_are_asked_for_is_cut_to_half(self) -> None:
+        """The logits of each token take about as long as the token."""
+        scored = document("d", prompt=400)
+        scored.request = replace(scored.request, sampling=Sampling(prompt_logprobs=0))
+        found = select([chat("a", 0.03, output=3)], [scored], [], moment())
+        assert ran(found) == [("a", 1), ("d", pytest.approx(95, abs=1))]
+        assert found.predicted_s == pytest.approx(0.03, abs=2e-4)
 
     @pytest.mark.parametrize(("blocks", "free", "tokens"), [(400, 100, 400), (401, 151, 400), (401, 150, 22)])
     def test_chats_that_hold_much_of_a_full_memory_get_shorter_steps(self, blocks: int, free: int, tokens: int) -> None:
