@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.transformers_layers import quantise_layers, read_weights, reads_as_stored
 from alignedserve.engine.weights.dummy import DummyWeights
 from alignedserve.errors import ModelError, UnsupportedModel
+from alignedserve.kernels.common.decoder import Paged
 from alignedserve.kernels.common.scoring import Scoring
+from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.signs import growing
 
 log = logging.getLogger("alignedserve.engine")
@@ -167,6 +170,53 @@ class TransformersModel(Model):
         raise UnsupportedModel(f"K and V of {self.kind} cannot be computed from the inputs of a layer")
 
 
+class SelfAttendingModel(TransformersModel):
+    """A transformers model whose layers attend by themselves: requests run one after another, each with a copy of its
+    K and V in a cache of transformers."""
+
+    def __init__(self, model: Any, dtype: torch.dtype, head_dim: int, kernels: Kernels) -> None:
+        super().__init__(model, dtype)
+        self._head_dim, self._kernels = head_dim, kernels
+        takes = inspect.signature(model.base_model.forward).parameters
+        self._cache_name = "cache" if "cache" in takes else "past_key_values"  # until transformers 5.23
+        self._takes_positions = "position_ids" in takes
+
+    def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
+        return self.logits(self.states(tokens, positions, rows, attention))
+
+    def states(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
+        paged, states = attention.paged, list[Tensor]()
+        assert paged is not None, "all requests are kept as KV"
+        made: list[list[Tensor]] = [[] for _ in range(2 * len(paged.cache))]  # K of each layer, and V
+        for span, (first, end) in enumerate(pairwise(paged.spans.rows.tolist())):
+            past = self._past(paged, paged.spans.slots(span)[: first - end])
+            places = {"position_ids": positions[None, first:end]} if self._takes_positions else {}
+            options = {self._cache_name: past, "use_cache": True, **places}
+            states.append(self._model.base_model(input_ids=tokens[None, first:end], **options).last_hidden_state[0])
+            whole = (part for layer in past.layers for part in (layer.keys, layer.values))
+            for parts, numbers in zip(made, whole, strict=True):
+                parts.append(numbers[0, :, first - end :].transpose(0, 1).flatten(1).to(self._dtype))
+        for number, layer in enumerate(paged.cache):
+            self._kernels.write(layer, paged.spans, *(torch.cat(parts) for parts in made[2 * number : 2 * number + 2]))
+        found = torch.cat(states)
+        return found if rows is None else found[rows]
+
+    def _past(self, paged: Paged, slots: Tensor) -> Any:
+        """Return K and V at these slots as transformers keeps them."""
+        from transformers import DynamicCache
+
+        past, slots = DynamicCache(), slots.to(paged.cache.device)
+        for number, layer in enumerate(paged.cache if len(slots) else ()):
+            vectors = layer.view(-1, layer.shape[-1])
+            both = (vectors[found] for found in (slots, slots + layer.shape[1]))
+            k, v = (x.view(len(slots), -1, self._head_dim).transpose(0, 1)[None] for x in both)
+            past.update(k, v, number)
+        return past
+
+    def attend_by(self, name: str) -> None:
+        """Do nothing: the layers attend in one way."""
+
+
 class FoundStates(torch.nn.Module):
     """Stands in for the layers below a head, whose states are known."""
 
@@ -175,9 +225,9 @@ class FoundStates(torch.nn.Module):
         self._states = states
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        from transformers.modeling_outputs import BaseModelOutput
+        from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-        return BaseModelOutput(last_hidden_state=self._states)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self._states)
 
 
 @contextmanager
@@ -195,11 +245,14 @@ def read_model(folder: Path, config: GenericConfig, loader: Loader) -> Transform
     """Read a model from a folder, and count the bytes of its weights."""
     began = time.perf_counter()
     model = _read(folder, config, loader)
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise UnsupportedModel(f"{folder}: {config.architecture} is not supported: it counts positions by itself")
     loader.count(sum(parameter.nbytes for parameter in model.parameters()))
     log.info("%s, run by transformers, was read in %.1f s", type(model).__name__, time.perf_counter() - began)
-    return TransformersModel(model.eval().requires_grad_(False).to(loader.device), loader.dtype)
+    model = model.eval().requires_grad_(False).to(loader.device)
+    if config.attends_itself:
+        return SelfAttendingModel(model, loader.dtype, config.head_dim, loader.kernels)
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedModel(f"{folder}: {config.architecture} is not supported: it counts positions by itself")
+    return TransformersModel(model, loader.dtype)
 
 
 def _read(folder: Path, config: GenericConfig, loader: Loader) -> Any:
@@ -207,7 +260,8 @@ def _read(folder: Path, config: GenericConfig, loader: Loader) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     with one_line(folder, "cannot be read by transformers"):
-        known = AutoConfig.from_pretrained(folder, **_LOCAL)
+        ways = {} if config.attends_itself else {"attn_implementation": PROBE}
+        known = AutoConfig.from_pretrained(folder, **ways, **_LOCAL)
     runs = _names(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(known), ()))
     if config.architecture not in runs:
         instead = " or ".join(runs) or "no causal language model"
@@ -241,7 +295,7 @@ def _pretrained(folder: Path, known: Any, loader: Loader) -> Any:
     """Return a model that transformers reads."""
     from transformers import AutoModelForCausalLM
 
-    options = {"config": known, "dtype": loader.dtype, "attn_implementation": PROBE, "use_safetensors": True, **_LOCAL}
+    options = {"config": known, "dtype": loader.dtype, "use_safetensors": True, **_LOCAL}
     with growing(loader.signs, _resident_bytes):
         model, found = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
     missing = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
@@ -256,7 +310,7 @@ def _random(known: Any, loader: Loader) -> Any:
 
     with torch.random.fork_rng(), loader.device:
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(known, dtype=loader.dtype, attn_implementation=PROBE)
+        model = AutoModelForCausalLM.from_config(known, dtype=loader.dtype)
     if loader.quantization is not Quantization.NONE:
         quantise_layers(model, loader)
     return model
@@ -277,7 +331,7 @@ def _empty(known: Any, dtype: torch.dtype) -> Any:
     from transformers.initialization import no_init_weights
 
     with no_init_weights():
-        model = AutoModelForCausalLM.from_config(known, dtype=dtype, attn_implementation=PROBE)
+        model = AutoModelForCausalLM.from_config(known, dtype=dtype)
     model.tie_weights()
     return model
 
