@@ -21,12 +21,6 @@ FactorsOf = Callable[[str], tuple[Tensor, Tensor] | None]
 RowOrder = Callable[[Tensor], Tensor]  # returns rows of a layer's outputs in the order that they have here
 
 
-def in_turn(rows: Tensor, heads: int, group: int) -> Tensor:
-    """Return the rows of all queries, then those of K, then those of V, from rows of one head of K after another."""
-    by_head = rows.unflatten(0, (heads, group + 2, -1))
-    return torch.cat([part.flatten(0, 2) for part in by_head.split((group, 1, 1), dim=1)])
-
-
 def in_halves(rows: Tensor, head_dim: int, turned: int) -> Tensor:
     """Return rows of heads in another order: in the files two neighbours turn together, here they lie half of all that
     turns apart. Query and K are compared number by number, so both may have any order, if it is the same."""

@@ -317,7 +317,7 @@ class Loader:
         whole = [part for part in parts if isinstance(part, QuantisedWeight)]
         return stacked(whole) if len(whole) == len(parts) else None
 
-    def head(self, name: str, embedding: Embedding, tied: bool, bias: bool = False) -> Callable[[Tensor], Tensor]:
+    def head(self, name: str, embedding: Embedding, tied: bool) -> Callable[[Tensor], Tensor]:
         """Return the layer from the last hidden vectors to logits in fp32.
 
         Each rank computes the logits of its part of the vocabulary; the last rank may have fewer.
@@ -333,10 +333,7 @@ class Loader:
             share = embedding.outputs(start, count)
         else:
             share = self._weight([layer], [count], inputs, [cut], self._head_bits)
-        biases = self._empty(count) if bias else None
-        if biases is not None:
-            self.tensors.read_into(biases, f"{layer}.bias", cut=cut)
-        linear = self._linear(share, biases)
+        linear = self._linear(share, None)
         if self.ranks.size > 1:
             linear.shared = tied
             return SharedHead(linear, words, per_rank, self.ranks)
