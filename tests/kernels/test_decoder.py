@@ -134,7 +134,7 @@ def layers_of(
             scoring=Scoring(width**-0.5, window, *changed),
         )
 
-    return [layer(None), layer(3, 5.0, torch.rand(heads), torch.rand(heads))]
+    return [layer(None), layer(3, 5.0, torch.rand(heads))]
 
 
 def rows_read(generator: torch.Generator, count: int, share: float | None) -> torch.Tensor | None:
