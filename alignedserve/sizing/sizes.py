@@ -296,8 +296,7 @@ def told(
     engine, whole = config.engine, model.max_positions
     lines = []
     if isinstance(model, GenericConfig):
-        turns = ", one request after another" if model.attends_itself else ""
-        lines.append(f"model: transformers runs {model.architecture}{turns}; models with a module of ours are faster")
+        lines.append(f"model: transformers runs {model.architecture}; models with a module of ours are faster")
     if longest is not None and longest < room.max_model_len and not model.generates:
         lines.append(f"context: {longest:,} tokens of a text, as the model's folder says")
     elif room.max_model_len < whole:

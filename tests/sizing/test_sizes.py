@@ -348,7 +348,7 @@ def test_who_runs_a_model_without_a_module_of_ours_is_told(tmp_path: Path) -> No
     config = load({"engine.load_format": "dummy", "engine.device": "cpu"}, {}, None)
     sized = with_sizes(config, model, tmp_path, free)
     line, *_ = told(config, sized, model, capacity(sized, model), free)
-    assert line.startswith("model: transformers runs BloomForCausalLM, one request after another;")
+    assert line == "model: transformers runs BloomForCausalLM; models with a module of ours are faster"
 
 
 def test_each_size_is_told_in_a_line_with_its_flag() -> None:

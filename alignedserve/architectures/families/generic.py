@@ -65,7 +65,7 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 class GenericConfig(ModelConfig):
     architecture: str  # the class that transformers runs
     widest: int  # the widest part of a layer that config.json names
-    attends_itself: bool = False  # whether its requests run one by one, each with a copy of its K and V
+    attends_itself: bool = False  # whether its layers attend to copies of K and V
 
     @property
     def inner_size(self) -> int:

@@ -16,7 +16,7 @@ import logging
 import mmap
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +38,7 @@ from alignedserve.engine.weights.dummy import DummyWeights
 from alignedserve.errors import ModelError, UnsupportedModel
 from alignedserve.kernels.common.decoder import Paged
 from alignedserve.kernels.common.scoring import Scoring
+from alignedserve.kernels.common.spans import Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.signs import growing
 
@@ -171,12 +172,15 @@ class TransformersModel(Model):
 
 
 class SelfAttendingModel(TransformersModel):
-    """A transformers model whose layers attend by themselves: requests run one after another, each with a copy of its
-    K and V in a cache of transformers."""
+    """A transformers model whose layers attend by themselves, to copies of K and V.
 
-    def __init__(self, model: Any, dtype: torch.dtype, head_dim: int, kernels: Kernels) -> None:
+    Requests with as many tokens in a step run as one batch, the shorter ones padded on the left, as long as the copies
+    are no larger than that of the longest request that the model takes.
+    """
+
+    def __init__(self, model: Any, dtype: torch.dtype, config: GenericConfig, kernels: Kernels) -> None:
         super().__init__(model, dtype)
-        self._head_dim, self._kernels = head_dim, kernels
+        self._config, self._kernels = config, kernels
         takes = inspect.signature(model.base_model.forward).parameters
         self._cache_name = "cache" if "cache" in takes else "past_key_values"  # until transformers 5.23
         self._takes_positions = "position_ids" in takes
@@ -185,36 +189,70 @@ class SelfAttendingModel(TransformersModel):
         return self.logits(self.states(tokens, positions, rows, attention))
 
     def states(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
-        paged, states = attention.paged, list[Tensor]()
+        paged = attention.paged
         assert paged is not None, "all requests are kept as KV"
-        made: list[list[Tensor]] = [[] for _ in range(2 * len(paged.cache))]  # K of each layer, and V
-        for span, (first, end) in enumerate(pairwise(paged.spans.rows.tolist())):
-            past = self._past(paged, paged.spans.slots(span)[: first - end])
-            places = {"position_ids": positions[None, first:end]} if self._takes_positions else {}
-            options = {self._cache_name: past, "use_cache": True, **places}
-            states.append(self._model.base_model(input_ids=tokens[None, first:end], **options).last_hidden_state[0])
-            whole = (part for layer in past.layers for part in (layer.keys, layer.values))
-            for parts, numbers in zip(made, whole, strict=True):
-                parts.append(numbers[0, :, first - end :].transpose(0, 1).flatten(1).to(self._dtype))
-        for number, layer in enumerate(paged.cache):
-            self._kernels.write(layer, paged.spans, *(torch.cat(parts) for parts in made[2 * number : 2 * number + 2]))
-        found = torch.cat(states)
-        return found if rows is None else found[rows]
+        states = torch.empty(len(tokens), self._config.hidden_size, dtype=self._dtype, device=tokens.device)
+        made = states.new_empty(len(paged.cache), 2, len(tokens), self._config.kv_dim)
+        for batch in self._batches(paged.spans):
+            own = batch.rows.to(tokens.device)
+            past, mask = self._past(paged, batch)
+            options = {self._cache_name: past, "attention_mask": mask, "use_cache": True}
+            if self._takes_positions:
+                options["position_ids"] = positions[own]
+            states[own] = self._model.base_model(input_ids=tokens[own], **options).last_hidden_state.to(self._dtype)
+            for number, layer in enumerate(past.layers):
+                for into, whole in zip(made[number], (layer.keys, layer.values), strict=True):
+                    into[own] = whole[:, :, -own.shape[1] :].transpose(1, 2).flatten(2).to(self._dtype)
+        for layer, (k, v) in zip(paged.cache, made, strict=True):
+            self._kernels.write(layer, paged.spans, k, v)
+        return states if rows is None else states[rows]
 
-    def _past(self, paged: Paged, slots: Tensor) -> Any:
-        """Return K and V at these slots as transformers keeps them."""
+    def _batches(self, spans: Spans) -> Iterator[_Batch]:
+        bounds, lengths = spans.rows.tolist(), spans.tokens.tolist()
+        queries = [end - first for first, end in pairwise(bounds)]
+        batch: list[int] = []
+        for span in sorted(range(len(spans)), key=lambda span: (queries[span], lengths[span])):
+            fits = (len(batch) + 1) * lengths[span] <= self._config.max_positions
+            if batch and (queries[batch[0]] != queries[span] or not fits):
+                yield _Batch.of(spans, batch, bounds, queries[batch[0]])
+                batch = []
+            batch.append(span)
+        yield _Batch.of(spans, batch, bounds, queries[batch[0]])
+
+    def _past(self, paged: Paged, batch: _Batch) -> tuple[Any, Tensor | None]:
+        """Return K and V as transformers keeps them, and which of the tokens count; None where all do."""
         from transformers import DynamicCache
 
-        past, slots = DynamicCache(), slots.to(paged.cache.device)
-        for number, layer in enumerate(paged.cache if len(slots) else ()):
+        past, device = DynamicCache(), paged.cache.device
+        slots, absent = batch.slots.to(device), (batch.slots < 0).to(device)
+        for number, layer in enumerate(paged.cache if slots.numel() else ()):
             vectors = layer.view(-1, layer.shape[-1])
-            both = (vectors[found] for found in (slots, slots + layer.shape[1]))
-            k, v = (x.view(len(slots), -1, self._head_dim).transpose(0, 1)[None] for x in both)
-            past.update(k, v, number)
-        return past
+            both = (vectors[found.clamp(0)] for found in (slots, slots + layer.shape[1]))
+            by_head = (x.masked_fill(absent[..., None], 0).unflatten(2, (-1, self._config.head_dim)) for x in both)
+            past.update(*(x.transpose(1, 2) for x in by_head), number)
+        if not bool(absent.any()):
+            return past, None
+        return past, torch.nn.functional.pad((~absent).long(), (0, batch.rows.shape[1]), value=1)
 
     def attend_by(self, name: str) -> None:
         """Do nothing: the layers attend in one way."""
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Requests that run together."""
+
+    rows: Tensor  # [requests, tokens of each]: where their tokens lie in the step
+    slots: Tensor  # [requests, most tokens before these]: of K; -1 before the first token of a shorter request
+
+    @staticmethod
+    def of(spans: Spans, batch: Sequence[int], bounds: Sequence[int], queries: int) -> _Batch:
+        past = [spans.slots(span)[:-queries] for span in batch]
+        slots = torch.full((len(batch), max(map(len, past))), -1)
+        for row, known in zip(slots, past, strict=True):
+            row[len(row) - len(known) :] = known
+        firsts = torch.tensor([bounds[span] for span in batch])
+        return _Batch(firsts[:, None] + torch.arange(queries), slots)
 
 
 class FoundStates(torch.nn.Module):
@@ -249,7 +287,7 @@ def read_model(folder: Path, config: GenericConfig, loader: Loader) -> Transform
     log.info("%s, run by transformers, was read in %.1f s", type(model).__name__, time.perf_counter() - began)
     model = model.eval().requires_grad_(False).to(loader.device)
     if config.attends_itself:
-        return SelfAttendingModel(model, loader.dtype, config.head_dim, loader.kernels)
+        return SelfAttendingModel(model, loader.dtype, config, loader.kernels)
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UnsupportedModel(f"{folder}: {config.architecture} is not supported: it counts positions by itself")
     return TransformersModel(model, loader.dtype)
