@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from alignedserve.architectures.adapters.lora import read_lora
+from alignedserve.architectures.families.lora import read_lora
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.core import Chunk, Decode, StepPlan

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from alignedserve.architectures.adapters.lora import CONFIG, MOST_RANK, WEIGHTS, LoraFiles, linear_shapes, read_lora
+from alignedserve.architectures.families.lora import CONFIG, MOST_RANK, WEIGHTS, LoraFiles, linear_shapes, read_lora
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.errors import AdapterError
 from tests.adapters import make_adapter

@@ -5,9 +5,8 @@ encoders.py      BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA and ModernBERT: encode
 gemma.py         Gemma 1 to 3, of files with images the text part
 generic.py       the configuration of a model that transformers runs
 llama.py         the Llama family: Llama, Yi, Mistral, Qwen2, Qwen3; and GLM-4 of one MLP
-llama4.py        Llama 4's text part
+lora.py          adapters (LoRA) in PEFT's format
 mixtures.py      mixtures of experts whose attention is Llama's
 model_config.py  reads the configuration of a model folder
 opt.py           OPT: an MLP without a gate
-phi3.py          Phi 3 and 4
 """

@@ -16,11 +16,12 @@ from alignedserve.architectures.families.llama import (
     read_glm,
     read_glm4,
     read_llama,
+    read_llama4,
     read_mistral,
+    read_phi3,
     read_qwen2,
     read_qwen3,
 )
-from alignedserve.architectures.families.llama4 import read_llama4
 from alignedserve.architectures.families.mixtures import (
     read_dots1,
     read_glm4_moe,
@@ -32,7 +33,6 @@ from alignedserve.architectures.families.mixtures import (
     read_qwen3_moe,
 )
 from alignedserve.architectures.families.opt import read_opt
-from alignedserve.architectures.families.phi3 import read_phi3
 from alignedserve.architectures.given import Given, read_json
 from alignedserve.architectures.vectors import HEAD, num_labels
 from alignedserve.errors import ModelError, UnsupportedModel

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from alignedserve.architectures.quantization import Quantization, group_of
-from alignedserve.engine.adapters.layers import AdaptedLayers, LayerPart, RowOrder
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.large_pages import KeptMemory, Slabs
 from alignedserve.engine.device.ranks import ALONE, RankLinks
 from alignedserve.engine.device.shared_sums import SharedSums
 from alignedserve.engine.models.model import MakeLinear
+from alignedserve.engine.weights.adapters import AdaptedLayers, LayerPart, RowOrder
 from alignedserve.engine.weights.packed import inputs_of
 from alignedserve.engine.weights.tensors import Cut, Weights, expand_into
 from alignedserve.kernels.common import fp8

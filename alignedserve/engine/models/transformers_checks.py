@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from alignedserve.architectures.families.generic import GenericConfig
-from alignedserve.engine.models.attention import attention_of
 from alignedserve.engine.models.loading import Loader
+from alignedserve.engine.models.model import attention_of
 from alignedserve.engine.models.transformers_model import (
     CLOSE,
     PAGED,

@@ -12,7 +12,6 @@ from alignedserve.architectures.families.llama import LlamaConfig
 from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.architectures.families.opt import OptConfig
 from alignedserve.architectures.vectors import EncoderConfig
-from alignedserve.engine.adapters.layers import AdaptedLayers
 from alignedserve.engine.models.encoder import Encoder, EncoderModel
 from alignedserve.engine.models.families.bert import Bert
 from alignedserve.engine.models.families.deepseek import Deepseek
@@ -22,6 +21,7 @@ from alignedserve.engine.models.families.opt import Opt
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.model import Model
 from alignedserve.engine.models.transformers_checks import load_transformers
+from alignedserve.engine.weights.adapters import AdaptedLayers
 from alignedserve.errors import UnsupportedModel
 
 
