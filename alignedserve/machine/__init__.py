@@ -2,7 +2,6 @@
 
 energy.py        The energy of the device that a process computes on.
 gpus.py          The memory and the use of GPUs, as their driver tells it.
-living_process.py  A process, told from a later one that has its pid.
 resources.py     The cores, the memory and the open files that this process may use of its machine or container.
 shared_files.py  Files in shared memory, and the locks that tell which processes live.
 visible_gpus.py  The GPUs that torch sees, for a process of its own.

@@ -9,6 +9,7 @@ failing.py          Replace a kernel that fails while it runs, unless the fault 
 fp8.py              Weights of 8-bit floats, and linear layers of them by torch's scaled product.
 int8_kv.py          K and V in int8, in plain torch.
 linear.py           Linear layers: for each shape and number of rows, the faster of our kernel and torch.
+peers.py            Memory of each rank that all ranks of a worker read and write, and how they meet there.
 placing.py          Copy a step's inputs from the CPU to the device.
 quantised.py        Weights of 8 or 4 bits with scales by groups of inputs, and linear layers of them.
 reference.py        Every kernel in plain torch: faster kernels are tested against it.

@@ -7,51 +7,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from alignedserve.kernels.common.decoder import Norm, Sums
 from alignedserve.kernels.common.linear import Total
 from alignedserve.kernels.common.reference import Reference
-
-MOST_CHANNELS = 128
-HALF = 32 << 10  # bytes of rows: with all channels 512 rows of 4,096 numbers of 16 bits
-_FLAG = 8  # bytes
-MOST_POLLS = 1 << 24  # of a flag, where a kernel gives up: some seconds
-
-
-@dataclass(frozen=True)
-class Peers:
-    """The memory of all ranks, as one of them has it mapped."""
-
-    rank: int
-    channels: int
-    memory: tuple[Tensor, ...]  # of each rank, bytes
-    addresses: Tensor  # of each, on the device
-    gives_up: bool = False  # after some seconds, with a wrong sum; else a kernel waits for ever
-
-    @property
-    def size(self) -> int:
-        return len(self.memory)
-
-    @property
-    def flags(self) -> int:
-        """Return the bytes before the first half."""
-        return bytes_of_flags(self.channels, self.size)
-
-    def takes(self, part: Tensor) -> bool:
-        """Return whether rows of this kind fit the halves."""
-        return len(part) > 0 and -(-len(part) // self.channels) * part.shape[1] * part.element_size() <= HALF
-
-
-def bytes_of_flags(channels: int, size: int) -> int:
-    return -(-channels * size * _FLAG // 16) * 16  # rows begin where 16 bytes are read at once
-
-
-def bytes_for(channels: int, size: int) -> int:
-    """Return the bytes of a rank's memory."""
-    return bytes_of_flags(channels, size) + 2 * channels * HALF
 
 
 class SumThenNorm:

@@ -9,7 +9,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from alignedserve.kernels.common.decoder import Norm
-from alignedserve.kernels.common.summing import HALF, MOST_POLLS, Peers
+from alignedserve.kernels.common.peers import HALF, MOST_POLLS, Peers
 from alignedserve.kernels.triton.launch import interpreting, pdl, power_of_2, wait_for_kernels_before
 from alignedserve.kernels.triton.tokens import kind_of, norm_of, vectors_of
 

@@ -69,7 +69,10 @@ class AllWaiting(Protocol):
 
 
 class Rewriting:
-    """Leaves all pages as they are: what the pool does without such a form (others: alignedserve/forms/pool/)."""
+    """Has workers write the pages of waiting requests again, in another form: the interface of such forms to the pool.
+
+    Leaves all pages as they are: what the pool does without such a form (others: alignedserve/forms/pool/).
+    """
 
     num_rewritten = 0  # pages, since the start
     num_refused = 0  # pages that a worker could not write

@@ -22,8 +22,9 @@ from alignedserve.engine.device.ranks import Team
 from alignedserve.engine.device.shared_sums import Run, SharedSums, meet_in_memory
 from alignedserve.engine.engine import Engine
 from alignedserve.kernels.common.decoder import Norm
+from alignedserve.kernels.common.peers import Peers
 from alignedserve.kernels.common.reference import Reference
-from alignedserve.kernels.common.summing import Peers, SumThenNorm
+from alignedserve.kernels.common.summing import SumThenNorm
 from alignedserve.kernels.triton import sums
 from alignedserve.kernels.triton.kernels import TritonKernels
 from alignedserve.kernels.triton.launch import interpreting

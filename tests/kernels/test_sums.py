@@ -25,7 +25,7 @@ from alignedserve.engine.device import shared_sums
 from alignedserve.engine.device.ranks import Team
 from alignedserve.engine.device.shared_sums import meet_in_memory
 from alignedserve.kernels.common.decoder import Norm
-from alignedserve.kernels.common.summing import HALF, Peers, bytes_for
+from alignedserve.kernels.common.peers import HALF, Peers, bytes_for
 from alignedserve.kernels.triton.kernels import TritonKernels
 from alignedserve.kernels.triton.launch import interpreting
 from alignedserve.kernels.triton.sums import sum_over

@@ -197,7 +197,12 @@ _EXPERTS = ExpertNames(
 
 
 def read_llama4(given: Given, reads_images: bool = False) -> LlamaConfig:
-    """Read the model; of one that reads images too only the text part."""
+    """Read the model; of one that reads images too only the text part.
+
+    Layers that turn read stretches of the request, the others all of it. A layer whose heads do not turn tells
+    positions by nothing but what it reads. There the queries of late positions may be multiplied with a factor above
+    one, so that attention stays as sharp among more tokens.
+    """
     text, prefix = (given.text, "language_model.") if reads_images else (given, "")
     known, head_dim = common(given, text), text.whole("head_dim", 128)
     layers, heads = known["num_layers"], known["num_heads"]

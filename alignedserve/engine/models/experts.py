@@ -246,7 +246,15 @@ _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)"
 
 
 class StackedExperts(Weights):
-    """The weights of a model whose experts are stacked; all others are as they were."""
+    """The weights of a model whose files stack the experts of a layer: each by the name that it would have by itself.
+
+    NAME.experts.gate_up_proj        [experts, inputs, 2 * inner]   NAME.experts.0.gate_proj.weight   [inner, inputs]
+                                                                    NAME.experts.0.up_proj.weight     [inner, inputs]
+    NAME.experts.gate_up_proj_bias   [experts, 2 * inner]           NAME.experts.0.gate_proj.bias     [inner]
+                                                                    NAME.experts.0.up_proj.bias       [inner]
+    NAME.experts.down_proj           [experts, inner, outputs]      NAME.experts.0.down_proj.weight   [outputs, inner]
+    NAME.experts.down_proj_bias      [experts, outputs]             NAME.experts.0.down_proj.bias     [outputs]
+    """
 
     def __init__(self, tensors: Weights, experts: int, stack: Stack) -> None:
         self._tensors, self._experts, self._stack = tensors, experts, stack

@@ -32,6 +32,8 @@ from alignedserve.text.syntax import Syntaxes
 
 
 class Turns:
+    """Does the work of several callers in one thread, each in its turn: none waits for all that another has ordered."""
+
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, name, initializer=compute_alone)  # starts with the first work
         self._lock = Lock()

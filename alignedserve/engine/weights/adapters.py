@@ -114,6 +114,13 @@ log = logging.getLogger("alignedserve.engine")
 
 
 class KeptAdapters:
+    """The adapters whose numbers an engine keeps: read when a step first needs them, forgotten when memory is short.
+
+    An adapter that cannot be read any more, or with files changed since it was named, makes the outputs of its own
+    requests not numbers: these end with an error, as for any such row, and no other request notices. Each step tries
+    to read it again.
+    """
+
     def __init__(self, layers: Sequence[AdaptedLayer], model: ModelConfig, most_bytes: int | None = None) -> None:
         """`model` is the whole model, not a rank's share; the adapters of a step stay even above `most_bytes`."""
         self._layers, self._model, self.most_bytes = layers, model, most_bytes
