@@ -10,6 +10,7 @@ Without a compiler the package installs too, and computes with torch: `alignedse
 from __future__ import annotations
 
 import os
+import re
 import runpy
 from pathlib import Path
 
@@ -49,7 +50,12 @@ class Wheel(bdist_wheel):
 REPOSITORY = os.environ.get("RELEASED_FROM")
 URLS = {"Source": "", "Documentation": "/tree/main/docs", "Changes": "/blob/main/CHANGELOG.md", "Issues": "/issues"}
 
+PAGES = "".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("README.md", "CHANGELOG.md"))
+
 setup(
+    # An index shows these pages, and has no other file of the repository beside them.
+    long_description=re.sub(r"\]\((?!https?:|#)", f"]({REPOSITORY}/blob/main/", PAGES) if REPOSITORY else PAGES,
+    long_description_content_type="text/markdown",
     project_urls={name: REPOSITORY + path for name, path in URLS.items()} if REPOSITORY else {},
     ext_modules=[Extension("alignedserve.kernels.libalignedserve_kernels", sources=[], optional=True)],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": Wheel},

@@ -26,8 +26,8 @@ NO_LAB = f"is part of {LAB}, which is not installed: pip install --force-reinsta
 _HOMES = {
     "LLM": "alignedserve.api.llm",
     "Deployment": "alignedserve.api.deployment",
-    "SamplingParams": "alignedserve.api.parameters",
-    "Slo": "alignedserve.api.parameters",
+    "SamplingParams": "alignedserve.api.llm",
+    "Slo": "alignedserve.api.llm",
     "RequestOutput": "alignedserve.api.outputs",
     "CompletionOutput": "alignedserve.api.outputs",
     "simulate": f"{LAB}.api.simulating",

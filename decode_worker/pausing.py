@@ -74,7 +74,7 @@ class Pauses(WorkerPart):
         """Return how long the step may pause now, 0 or less where it may not, or need not; and, in a pause for others
         alone, the dominant callers."""
         steps, waiting, left_s, dominant = self._steps, self._queue.waiting, self._ends_at - now, NOBODY
-        if not (steps.takes_amid and self._num_left) or steps.amid is not None:
+        if not (steps.takes_amid and self._num_left) or steps.paused_step is not None:
             return 0.0, NOBODY
         if self._are_for_others or left_s < LEAST_LAYERS * step.predicted_s / self._pace.layers:
             dominant = self._dominant

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from traceback import format_exc
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TypeVar, cast
 
 from alignedserve.errors import ProcessLost
-from alignedserve.machine.one_thread import one_compute_thread
 from alignedserve.machine.resources import usable_cores
+
+# What numpy and torch read when they are loaded.
+ONE_THREAD: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+)
+
+
+@contextmanager
+def one_compute_thread() -> Iterator[None]:
+    """Let numpy compute in one thread if this block loads it, and so in all processes that the block starts."""
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    os.environ |= ONE_THREAD
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
+
 
 T = TypeVar("T")
 R = TypeVar("R")

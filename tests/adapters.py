@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from alignedserve.architectures.adapters.lora import read_lora
+from alignedserve.architectures.families.lora import read_lora
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.core import Adapter
 from tests.reference import load

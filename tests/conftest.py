@@ -18,7 +18,7 @@ import pytest
 from hypothesis import settings
 
 from alignedserve.fallbacks import fallbacks, works
-from alignedserve.machine.one_thread import ONE_THREAD
+from alignedserve.lab.processes import ONE_THREAD
 from alignedserve.progress import ProgressBar
 from tests import rare, times
 from tests.processes import Processes

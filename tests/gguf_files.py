@@ -86,10 +86,6 @@ def _write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_head_count(config["num_attention_heads"])
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
-    if "layer_norm_eps" in config:
-        writer.add_layer_norm_eps(config["layer_norm_eps"])
-        writer.add_parallel_residual(config["use_parallel_residual"])
-        return
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
@@ -103,8 +99,6 @@ def _stored(
     heads = config["num_attention_heads"]
     if architecture == "llama" and name.split(".")[-2] in ("attn_q", "attn_k"):
         there, back = _beside(heads if "attn_q" in name else config["num_key_value_heads"])
-    elif architecture == "gptneox" and "attn_qkv" in name:
-        there, back = _swapped(heads, 3), _swapped(3, heads)
     else:
         there = back = lambda rows: rows
     ordered = there(numbers).contiguous().numpy()
@@ -130,10 +124,6 @@ def _beside(heads: int) -> tuple[Order, Order]:
     return lambda rows: order(rows, 2, rows.shape[0] // heads // 2), lambda rows: order(
         rows, rows.shape[0] // heads // 2, 2
     )
-
-
-def _swapped(first: int, second: int) -> Order:
-    return lambda rows: rows.reshape(first, second, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
 
 
 def write_tokenizer(writer: gguf.GGUFWriter, folder: Path | None = None, pre: str = "gpt-2") -> None:

@@ -101,76 +101,6 @@ def opt_350m(folder: Path, **changes: Any) -> Path:
     return opt(folder, do_layer_norm_before=False, word_embed_proj_dim=20, **changes)
 
 
-def neox(folder: Path, **changes: Any) -> Path:
-    base = {
-        **{key: value for key, value in BASE.items() if key not in ("num_key_value_heads", "rms_norm_eps")},
-        "layer_norm_eps": 0.01,
-        "tie_word_embeddings": False,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
-    }
-    return made(folder, transformers.GPTNeoXConfig(**{**base, **changes}), 5, torch.float32)
-
-
-_SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "layer_norm_epsilon": 0.01,
-    "initializer_range": 0.25,
-    "eos_token_id": 2,
-}
-
-
-def bloom(folder: Path, **changes: Any) -> Path:
-    config = transformers.BloomConfig(**{**_SIZES, "seq_length": MAX_POSITIONS, "tie_word_embeddings": True, **changes})
-    return made(folder, config, 11, torch.float32)
-
-
-def falcon(folder: Path, **changes: Any) -> Path:
-    """Make a Falcon of the newer form: two heads of K, and a norm each for attention and MLP."""
-    newer = {"new_decoder_architecture": True, "num_kv_heads": 2, "max_position_embeddings": MAX_POSITIONS}
-    return made(folder, transformers.FalconConfig(**{**_SIZES, **newer, **changes}), 12, torch.float32)
-
-
-def falcon_7b(folder: Path, **changes: Any) -> Path:
-    return falcon(folder, new_decoder_architecture=False, num_kv_heads=4, **changes)
-
-
-def falcon_rw(folder: Path, **changes: Any) -> Path:
-    """Make a Falcon of the first form, whose slopes are exact in bf16, to which transformers rounds them."""
-    first = {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False}
-    return falcon_7b(folder, **{**first, **changes})
-
-
-def mpt(folder: Path, **changes: Any) -> Path:
-    """Make an MPT with six heads: between their slopes there is none of a power of two."""
-    sizes = {"vocab_size": VOCAB, "d_model": 48, "n_layers": 2, "n_heads": 6, "max_seq_len": MAX_POSITIONS}
-    return made(folder, transformers.MptConfig(**{**sizes, "initializer_range": 0.25, **changes}), 13, torch.float32)
-
-
-def as_the_hub_has_it(folder: Path) -> Path:
-    """Rewrite Pythia as the hub has it: other rotary keys, another name for the head, and unused buffers."""
-    neox(folder)
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    rope = config.pop("rope_parameters")
-    config |= {
-        "rotary_pct": rope["partial_rotary_factor"],
-        "rotary_emb_base": 10_000,
-        "torch_dtype": config.pop("dtype"),
-    }
-    path.write_text(json.dumps(config))
-    tensors = load_file(folder / "model.safetensors")
-    head = "lm_head.weight" if "lm_head.weight" in tensors else "embed_out.weight"
-    tensors["embed_out.weight"] = tensors.pop(head)
-    for layer in range(2):
-        tensors[f"gpt_neox.layers.{layer}.attention.bias"] = torch.ones(1, 1, 4, 4, dtype=torch.bool)
-        tensors[f"gpt_neox.layers.{layer}.attention.rotary_emb.inv_freq"] = torch.ones(2)
-    save_file(tensors, folder / "model.safetensors")
-    return folder
-
-
 def without_its_head(folder: Path) -> Path:
     """Rewrite OPT as the hub has some sizes: names without the first part."""
     opt(folder)
@@ -368,11 +298,6 @@ def phi3(folder: Path, **changes: Any) -> Path:
     return made(folder, transformers.Phi3Config(**{**_FUSED, "sliding_window": WINDOW, **changes}), 24, torch.float32)
 
 
-def phi(folder: Path, **changes: Any) -> Path:
-    config = transformers.PhiConfig(**{**_FUSED, "layer_norm_eps": 0.01, **changes})
-    return made(folder, config, 27, torch.float32)
-
-
 def glm(folder: Path, **changes: Any) -> Path:
     return made(folder, transformers.GlmConfig(**{**_FUSED, "head_dim": 16, **changes}), 25, torch.float32)
 
@@ -393,11 +318,7 @@ MODELS: dict[str, Make] = {
     "qwen3": qwen3,
     "opt": opt,
     "opt-350m": opt_350m,
-    "neox": neox,
-    "neox-serial": lambda folder: neox(folder, use_parallel_residual=False),
     "llama4": llama4,
-    "falcon": falcon,
-    "mpt": mpt,
     "deepseek-v2": deepseek_v2,
     "deepseek-v3": deepseek_v3,
     "youtu": lambda folder: made(
@@ -413,7 +334,6 @@ MODELS: dict[str, Make] = {
     "gemma3": gemma3,
     "phi3": phi3,
     "glm4": glm4,
-    "phi": phi,
 }
 
 # Models with the same computation, stored in other files.
@@ -421,7 +341,6 @@ STORED: dict[str, Make] = {
     "sharded": lambda folder: gqa(folder, max_shard_size="20KB"),
     "old-style": old_style,
     "bfloat16": lambda folder: gqa(folder, dtype=torch.bfloat16),
-    "pythia": as_the_hub_has_it,
     "no-head": without_its_head,
     "llama4-with-images": with_images,
     "gemma3-with-images": gemma3_with_images,
@@ -484,14 +403,8 @@ OPTIONS: dict[str, Make] = {
             "long_factor": [9.0] * 4,
         },
     ),
-    "phi-many-heads": lambda folder: phi(folder, num_key_value_heads=None, hidden_act="gelu"),
     "glm": glm,
     "glm-all-turns": lambda folder: glm(folder, partial_rotary_factor=1.0, attention_bias=False),
-    "neox-tied": lambda folder: neox(folder, tie_word_embeddings=True, attention_bias=False),
-    "neox-yarn": lambda folder: neox(folder, **_rope("yarn", partial_rotary_factor=0.5, **_YARN)),
-    "neox-quarter": lambda folder: neox(folder, hidden_act="gelu_new", rope_parameters=None),
-    "neox-gelu-fast": lambda folder: neox(folder, hidden_act="gelu_fast"),
-    "neox-quick-gelu": lambda folder: neox(folder, hidden_act="quick_gelu"),
     "llama4-all-turn": lambda folder: llama4(folder, no_rope_layers=[1] * 4, use_qk_norm=False, attention_bias=True),
     "llama4-none-turns": lambda folder: llama4(folder, no_rope_layers=[0] * 4, tie_word_embeddings=True),
     "llama4-cool": lambda folder: llama4(
@@ -500,15 +413,6 @@ OPTIONS: dict[str, Make] = {
     "llama4-one-head-of-k": lambda folder: llama4(folder, num_key_value_heads=1),
     "llama4-all-experts": lambda folder: llama4(folder, num_experts_per_tok=4),
     "llama4-llama3": lambda folder: llama4(folder, **_rope("llama3", **{**_LLAMA3, "high_freq_factor": 1.0})),
-    "bloom": bloom,
-    "bloom-norms-stay": lambda folder: bloom(folder, apply_residual_connection_post_layernorm=True),
-    "bloom-six-heads": lambda folder: bloom(folder, hidden_size=48, num_attention_heads=6, tie_word_embeddings=False),
-    "falcon-7b": falcon_7b,
-    "falcon-rw": falcon_rw,
-    "falcon-one-norm": lambda folder: falcon(folder, num_ln_in_parallel_attn=1, tie_word_embeddings=False),
-    "falcon-many-heads": lambda folder: falcon_7b(folder, multi_query=False, ffn_hidden_size=56, bias=True),
-    "falcon-alibi-beside": lambda folder: falcon(folder, alibi=True, activation="gelu_new"),
-    "mpt-clipped": lambda folder: mpt(folder, attn_config={"clip_qkv": 0.5, "softmax_scale": 0.2}),
     "deepseek-v2-groups": lambda folder: deepseek_v2(
         folder, topk_method="group_limited_greedy", **_COMPRESSED_QUERY, **_GROUPS
     ),

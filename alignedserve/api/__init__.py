@@ -1,6 +1,5 @@
 """The Python API: a deployment and its model as objects. `from alignedserve import LLM`.
 
-parameters.py  what a caller may say of a request: sampling, deadlines
 outputs.py     what comes back: whole outputs, and pieces of a stream
 deployment.py  starts and ends `alignedserve serve`
 started.py     the process that it starts, which ends with its parent

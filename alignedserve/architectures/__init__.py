@@ -5,7 +5,6 @@ given.py         a config.json, each key checked when it is read
 kv_dtype.py      how K and V are kept on the device
 model_source.py  finds the folder of a model from the name that a user gives
 named_models.py  models by name that package indexes carry, such as smollm2
-ollama_names.py  the hub ids of models that people know by their names in Ollama
 quantization.py  how the weights of linear layers are kept
 rope.py          rotary positions
 routing.py       how tokens choose among the experts of a layer

@@ -26,13 +26,12 @@ from alignedserve.architectures.gguf.folder import identity
 from alignedserve.architectures.gguf.places import PLACES, read_places
 from alignedserve.architectures.weight_files import weight_files
 from alignedserve.core import units_for
-from alignedserve.engine.adapters.layers import AdaptedLayers
 from alignedserve.engine.device.devices import CPU
-from alignedserve.engine.models.attention import attention_of
 from alignedserve.engine.models.encoder import Encoder
 from alignedserve.engine.models.families.choice import load
 from alignedserve.engine.models.loading import Loader
-from alignedserve.engine.models.model import Model
+from alignedserve.engine.models.model import Model, attention_of
+from alignedserve.engine.weights.adapters import AdaptedLayers
 from alignedserve.engine.weights.forms import weights_of
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.reference import Reference

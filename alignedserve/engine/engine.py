@@ -22,8 +22,6 @@ from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.vectors import read_pooled
 from alignedserve.core import Adapter, Decode, Sampling, StepFailure, StepPlan, StepResult, units_for
-from alignedserve.engine.adapters.kept import KeptAdapters
-from alignedserve.engine.adapters.layers import AdaptedLayers
 from alignedserve.engine.calibration import logits_of
 from alignedserve.engine.device import devices, large_pages
 from alignedserve.engine.device.devices import CPU, out_of_memory
@@ -32,12 +30,11 @@ from alignedserve.engine.device.shared_sums import Maps
 from alignedserve.engine.forms.other import OtherForm, other_form
 from alignedserve.engine.graphs import CAPTURED, STEP_BY_STEP, Capture, Computed, StepGraphs, places_for
 from alignedserve.engine.inputs import NOTHING, Before
-from alignedserve.engine.models.attention import KvAttention, attention_of
 from alignedserve.engine.models.encoder import Encoder
 from alignedserve.engine.models.families.choice import load
 from alignedserve.engine.models.folding import FoldedAttention, fold_blocks
 from alignedserve.engine.models.loading import Loader
-from alignedserve.engine.models.model import Attention
+from alignedserve.engine.models.model import Attention, KvAttention, attention_of
 from alignedserve.engine.models.runs import Checker, Run, run_of
 from alignedserve.engine.pooling import Pooler, Vectors, encoded, head_of
 from alignedserve.engine.sampling.reading import (
@@ -51,6 +48,7 @@ from alignedserve.engine.sampling.reading import (
     with_draws,
 )
 from alignedserve.engine.sampling.sampling import NextToken, Sampler
+from alignedserve.engine.weights.adapters import AdaptedLayers, KeptAdapters
 from alignedserve.engine.weights.forms import weights_of
 from alignedserve.engine.weights.tensors import Weights
 from alignedserve.errors import PlanError, RankLost
@@ -71,8 +69,7 @@ from alignedserve.kernels.dispatch.rehearsing import (
     rehearse_experts,
     rehearse_layers,
 )
-from alignedserve.kernels.dispatch.timing import Seconds, seconds_on_gpu
-from alignedserve.kernels.dispatch.tuning import tune
+from alignedserve.kernels.dispatch.tuning import Seconds, seconds_on_gpu, tune
 from alignedserve.signs import NO_SIGNS, Signs, Stage
 from alignedserve.text.syntax import Syntaxes
 

@@ -57,7 +57,7 @@ from alignedserve.kernels.common.drawing import NONE
 from alignedserve.kernels.common.failing import fault_of_kernel, in_a_line
 from alignedserve.kernels.common.placing import Section, StepMemory
 from alignedserve.kernels.common.spans import LongChunks, QuerySpan, StaticSpans, StepSize
-from alignedserve.kernels.dispatch.timing import Seconds, seconds_on_gpu
+from alignedserve.kernels.dispatch.tuning import Seconds, seconds_on_gpu
 
 log = logging.getLogger("alignedserve.engine")
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic
@@ -22,7 +25,6 @@ from alignedserve.executor.loading import AnEngine, device_for, load, with_block
 from alignedserve.executor.work_watch import WorkWatch
 from alignedserve.kernels.common.decoder import Pauses
 from alignedserve.machine.energy import EnergyMeter
-from alignedserve.machine.interfaces import keep_nccl_at
 from alignedserve.machine.shared_files import HolderLock, remove_stale
 from alignedserve.protocol.messages import holder
 from alignedserve.shell.part import Place, lock_name
@@ -31,6 +33,27 @@ from alignedserve.sizing.claims import Claim
 from alignedserve.transport.joining import meet
 from alignedserve.transport.opening import chosen_for, open_transport
 from alignedserve.transport.transport import ThroughTheArena, Transport
+
+_SIOCGIFADDR, _REQUEST_BYTES = 0x8915, 40  # of the kernel: a name in, an IPv4 address out
+
+
+def keep_nccl_at(host: str) -> None:
+    """Have NCCL listen at the interface of this address alone, and tell no other process of its state, unless
+    the environment says otherwise (it outweighs nccl.conf)."""
+    os.environ.setdefault("NCCL_RAS_ENABLE", "0")  # a port at which any user of this machine may ask
+    if (name := interface_of(host)) is not None:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface that has this IPv4 address, such as `lo`; None where there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has no address
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, name.encode().ljust(_REQUEST_BYTES, b"\0"))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return None
 
 
 @dataclass(frozen=True)

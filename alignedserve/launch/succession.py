@@ -30,7 +30,7 @@ import msgspec
 
 from alignedserve.errors import AlignedServeError
 from alignedserve.locks import locked, open_private
-from alignedserve.machine.living_process import LivingProcess
+from alignedserve.machine.resources import LivingProcess
 from alignedserve.protocol.messages import Life
 from alignedserve.protocol.wire import VERSION
 from alignedserve.shell.control import door_of, private_socket

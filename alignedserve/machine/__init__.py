@@ -2,9 +2,6 @@
 
 energy.py        The energy of the device that a process computes on.
 gpus.py          The memory and the use of GPUs, as their driver tells it.
-interfaces.py    The network interfaces, and the one at which NCCL listens.
-living_process.py  A process, told from a later one that has its pid.
-one_thread.py    One compute thread, for work that has one core.
 resources.py     The cores, the memory and the open files that this process may use of its machine or container.
 shared_files.py  Files in shared memory, and the locks that tell which processes live.
 visible_gpus.py  The GPUs that torch sees, for a process of its own.

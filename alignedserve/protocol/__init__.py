@@ -11,7 +11,6 @@ int8_layout.py  The layout of a compressed page.
 membership.py   What each peer may say, by its role, and what a process learns from frames: members, frames lost.
 messages.py     The messages that parts send to each other.
 page_names.py   Names of KV pages: hashes of their tokens and of all tokens before them.
-prompts.py      Keeps the prompt that the requests of a body have in common once.
 rank_orders.py  What rank 0 of a worker orders the other ranks, and what they answer of transfers.
 roads.py        How KV goes between two workers, by what they registered.
 wire.py         Turn messages into msgpack frames and back, checked on both sides.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from alignedserve.architectures.adapters.lora import LoraFiles, read_lora
 from alignedserve.architectures.config import DTYPE_BYTES, ModelConfig
+from alignedserve.architectures.families.lora import LoraFiles, read_lora
 from alignedserve.config.config import Config
 from alignedserve.config.sections import ADAPTERS_MB
 from alignedserve.core import Adapter

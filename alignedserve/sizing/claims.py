@@ -22,7 +22,7 @@ from pathlib import Path
 
 from alignedserve.errors import ArenaError
 from alignedserve.locks import LockHeld, NotPrivate, locked
-from alignedserve.machine.living_process import LivingProcess
+from alignedserve.machine.resources import LivingProcess
 from alignedserve.machine.shared_files import alone, is_stale, lock_folder, new_file
 
 _NAME = "claim"

@@ -23,6 +23,7 @@ from fractions import Fraction
 from math import ceil
 from pathlib import Path
 
+from alignedserve.architectures.families.generic import GenericConfig
 from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.config.config import Config
 from alignedserve.core import units_for
@@ -294,6 +295,8 @@ def told(
     that becomes a vector, where the model's folder says how many."""
     engine, whole = config.engine, model.max_positions
     lines = []
+    if isinstance(model, GenericConfig):
+        lines.append(f"model: transformers runs {model.architecture}; models with a module of ours are faster")
     if longest is not None and longest < room.max_model_len and not model.generates:
         lines.append(f"context: {longest:,} tokens of a text, as the model's folder says")
     elif room.max_model_len < whole:

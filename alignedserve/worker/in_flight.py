@@ -2,7 +2,7 @@
 
     begin ──────▶ running ──▶ ended
     begin ──────▶ next ─────▶ running ──▶ ended  where a step fails, the step planned behind it does not count
-    begin_amid ─▶ amid ──────────────▶ ended     in a pause of the running step, which goes on then
+    begin_amid ─▶ paused_step ───────▶ ended     in a pause of the running step, which goes on then
                     └───────▶ running ──▶ ended  where that step ended before the pause
 
 Steps in flight may still write to blocks that are given up: such blocks are free when the last step that was ordered
@@ -40,7 +40,7 @@ class StepsInFlight:
         self.running: StepPlan | None = None
         self._shape = EMPTY  # of the step that runs
         self._next: tuple[StepPlan, Shape] | None = None
-        self._amid: tuple[StepPlan, Shape] | None = None  # in a pause of the step that runs
+        self._paused_step: tuple[StepPlan, Shape] | None = None  # in a pause of the step that runs
         self.takes_amid = False  # whether the running step may pause (open_to_pauses)
         self._paused_s = 0.0  # pauses of the running step so far
         self._goes_on = False  # whether the running step was planned while the one before it ran
@@ -54,7 +54,7 @@ class StepsInFlight:
     @property
     def takes_next(self) -> bool:
         """Return whether the step after the running step may be planned: while none is ordered for a pause."""
-        return self._looks_ahead and self._next is None and self._amid is None
+        return self._looks_ahead and self._next is None and self._paused_step is None
 
     @property
     def is_discarded(self) -> bool:
@@ -62,18 +62,18 @@ class StepsInFlight:
         return self.running is not None and self.running.number == self._discarded_step
 
     @property
-    def amid(self) -> StepPlan | None:
+    def paused_step(self) -> StepPlan | None:
         """Return the step that was ordered for a pause of the running step."""
-        return None if self._amid is None else self._amid[0]
+        return None if self._paused_step is None else self._paused_step[0]
 
     def plan(self, number: int) -> StepPlan | None:
         """Return the step of this number that ends now: the running step, or the one in its pause."""
-        return self.amid if self.amid is not None and self.amid.number == number else self.running
+        return self.paused_step if self.paused_step is not None and self.paused_step.number == number else self.running
 
     def beside(self, number: int) -> StepPlan | None:
         """Return the other step, where the step of this number is paused, or runs in a pause."""
-        amid = self.amid
-        return self.running if amid is not None and amid.number == number else amid
+        other = self.paused_step
+        return self.running if other is not None and other.number == number else other
 
     @property
     def left(self) -> list[tuple[int, ...]]:
@@ -103,22 +103,22 @@ class StepsInFlight:
         """Return the plan of a step for a pause of the running step."""
         self.number += 1
         plan = StepPlan(self.number, chunks, (), predicted_s)
-        self._amid = plan, shape
+        self._paused_step = plan, shape
         return plan
 
     def end(self, number: int, seconds: float = 0.0) -> Ended:
         """End the step, which ran for these seconds. Then the step planned ahead runs; or the step ordered for a pause,
         if the running step ended before the pause."""
         self._goes_on, paused, paused_s = self.has_next, None, 0.0
-        if self._amid is not None and self._amid[0].number == number:
-            (plan, shape), paused = self._amid, self.running
+        if self._paused_step is not None and self._paused_step[0].number == number:
+            (plan, shape), paused = self._paused_step, self.running
             self._paused_s += seconds
         else:
             plan, shape = self.running, self._shape
-            self.running, self._shape = self._next or self._amid or (None, EMPTY)
+            self.running, self._shape = self._next or self._paused_step or (None, EMPTY)
             self.takes_amid = False
             paused_s, self._paused_s = self._paused_s, 0.0
-        self._next = self._amid = None
+        self._next = self._paused_step = None
         assert plan is not None, "a step ended that was not begun"
         assert plan.number == number, "a step ended that is not in flight"
         all_to = self.number if self.running is None else self.running.number - 1

@@ -13,7 +13,7 @@ peers.py            Memory of each rank that all ranks of a worker read and writ
 placing.py          Copy a step's inputs from the CPU to the device.
 quantised.py        Weights of 8 or 4 bits with scales by groups of inputs, and linear layers of them.
 reference.py        Every kernel in plain torch: faster kernels are tested against it.
-scoring.py          How a layer scores tokens: scale, window, soft cap, sinks and slopes of its heads.
+scoring.py          How a layer scores tokens: scale, window, soft cap and sinks of its heads.
 spans.py            Where the tokens of a step's requests lie on the device; made once per step.
 summing.py          What stands between two products: the sum over ranks, the residual, and the norm.
 threads.py          The threads that torch and the kernels share.

@@ -420,9 +420,6 @@ def _weights(scores: Tensor, mask: Tensor, scoring: Scoring) -> Tensor:
     heads, queries, tokens = scores.shape
     if scoring.softcap is not None:
         scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
-    if scoring.slopes is not None:
-        places = torch.arange(tokens, device=scores.device)
-        scores = scores + scoring.slopes[:, None, None] * (places - places[tokens - queries :, None])
     scores = scores.masked_fill(~mask, -torch.inf)
     if scoring.sinks is not None:
         scores = torch.cat((scores, scoring.sinks[:, None, None].expand(heads, queries, 1)), 2)

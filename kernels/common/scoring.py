@@ -20,31 +20,28 @@ class CScoring(Structure):
         ("softcap", c_float),
         ("window", c_int64),
         ("sinks", c_void_p),
-        ("slopes", c_void_p),
         ("stretch", c_int64),
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
-    """A score is the scaled product of query and K. It may be capped, and lowered by the distance of the token."""
+    """A score is the scaled product of query and K. It may be capped."""
 
     scale: float
     window: int | None = None  # tokens that a query sees, itself included
     softcap: float | None = None  # a score becomes softcap * tanh(score / softcap)
     sinks: Tensor | None = None  # [heads] in fp32: a score beside the tokens', which takes weight and adds nothing
-    slopes: Tensor | None = None  # [heads] in fp32: what a token farther from the query loses
     stretch: int | None = None  # tokens of a stretch; a request is cut into them, and a query sees no earlier one
 
     def __post_init__(self) -> None:
-        for name, numbers in (("sinks", self.sinks), ("slopes", self.slopes)):
-            if numbers is not None and (numbers.dtype is not torch.float32 or not numbers.is_contiguous()):
-                raise TypeError(f"{name} are {numbers.dtype}: they must be float32, side by side")
+        if self.sinks is not None and (self.sinks.dtype is not torch.float32 or not self.sinks.is_contiguous()):
+            raise TypeError(f"sinks are {self.sinks.dtype}: they must be float32, side by side")
 
     @property
     def is_usual(self) -> bool:
         """Return whether scores are scaled products, of all tokens or of a window."""
-        return self.softcap is None and self.sinks is None and self.slopes is None and self.stretch is None
+        return self.softcap is None and self.sinks is None and self.stretch is None
 
     def first_seen(self, position: int) -> int:
         """Return the first token that a query at this position sees."""
@@ -52,16 +49,14 @@ class Scoring:
         return begin if self.stretch is None else max(begin, position - position % self.stretch)
 
     def check(self, heads: int) -> None:
-        """Raise ValueError where sinks or slopes are not of `heads` heads."""
-        for name, numbers in (("sinks", self.sinks), ("slopes", self.slopes)):
-            if numbers is not None and numbers.shape != (heads,):
-                raise ValueError(f"{name} {tuple(numbers.shape)} are not of {heads} heads")
+        """Raise ValueError where sinks are not of `heads` heads."""
+        if self.sinks is not None and self.sinks.shape != (heads,):
+            raise ValueError(f"sinks {tuple(self.sinks.shape)} are not of {heads} heads")
 
     @cached_property
     def struct(self) -> CScoring:
-        addresses = (None if numbers is None else numbers.data_ptr() for numbers in (self.sinks, self.slopes))
-        stretch = self.stretch or _ALL
-        return CScoring(self.scale, self.softcap or 0.0, self.window or _ALL, *addresses, stretch)
+        sinks = None if self.sinks is None else self.sinks.data_ptr()
+        return CScoring(self.scale, self.softcap or 0.0, self.window or _ALL, sinks, self.stretch or _ALL)
 
     @cached_property
     def in_c(self) -> int:

@@ -344,7 +344,7 @@ void attend_latent(int dtype, const void* query, int64_t row_stride, int64_t hea
     static thread_local Beginnings beginnings;
     constexpr int64_t ALL = int64_t(1) << 62;
     const Spans& spans = *(const Spans*)table;
-    const Scoring scoring{scale, 0, ALL, nullptr, nullptr, ALL};
+    const Scoring scoring{scale, 0, ALL, nullptr, ALL};
     beginnings.find(spans, ALL);
     attend({dtype, dtype, query, row_stride, head_stride, cache, size / 2, spans,
             out,   heads, size,  1,          heads,       scoring, beginnings, rank});
@@ -359,7 +359,7 @@ void attend_texts(int dtype, const void* query, int64_t query_row, int64_t query
     auto* lengths = (int32_t*)scratch.at_least(count * sizeof(int32_t));
     for (int64_t text = 0; text < count; ++text) lengths[text] = bounds[text + 1] - bounds[text];
     const Spans spans{count, 1, bounds, lengths, nullptr, nullptr};
-    const Scoring scoring{scale, 0, window, nullptr, nullptr, ALL};
+    const Scoring scoring{scale, 0, window, nullptr, ALL};
     attend({dtype, dtype, query,    query_row, query_head, nullptr, 0,    spans, out,
             heads, head_dim, heads, 1,         scoring,    none,    0,    {k, k_row, k_head}, {v, v_row, v_head}});
 }

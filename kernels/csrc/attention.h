@@ -74,10 +74,6 @@ struct Unit {
     int64_t row(const Attention& a, int64_t query) const {
         return members ? a.spans.rows[members[query].span] : first_row + query;
     }
-    // Returns a query's token in its request; `position` is no such token where queries are of different spans.
-    int64_t place(const Attention& a, int64_t query) const {
-        return members ? a.spans.tokens[members[query].span] - 1 : position + query;
-    }
 };
 
 struct Partial {

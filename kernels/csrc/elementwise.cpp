@@ -1,5 +1,4 @@
 // Kernels that treat each token of a step by itself.
-#include "gating.h"
 #include "kernels.h"
 
 namespace ISA {

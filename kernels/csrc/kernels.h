@@ -151,7 +151,7 @@ int decoder(const DecoderLayer* layers, int64_t from, int64_t count, const Step*
 // or the largest is infinite.
 void likeliest(const float* logits, int64_t stride, int64_t rows, int64_t width, int64_t* out);
 
-// measuring.cpp
+// packed.cpp: helpers of measurements
 void limit_ahead(int64_t bytes);    // limits what is prefetched at once beside linear layers; for tests
 void limit_scratch(int64_t bytes);  // limits the memory of each thread and kernel; for tests
 void evict(const void* memory, int64_t bytes);

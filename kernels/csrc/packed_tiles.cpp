@@ -8,7 +8,6 @@
 // weights are read once for each chunk. Where outputs are gate and up, a gate's panel and the panel of what it gates are
 // multiplied one after the other, and the numbers that they make together are all that is written.
 #include "blocks.h"
-#include "gating.h"
 #include "kernels.h"
 #include "panels.h"
 #include "scratch.h"

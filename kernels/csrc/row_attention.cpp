@@ -206,20 +206,15 @@ static void find_scales(const Attention& a, const int8_t* const* vectors, float*
         for (int t = 0; t < GRAIN; ++t) scales[head * GRAIN + t] = scale_at(vectors[t] + levels, head);
 }
 
-// Makes scores of the products of a query's rows with a grain's tokens; the first is `distance` from the query.
+// Makes scores of the products of a query's rows with a grain's tokens.
 template <class T>
-__attribute__((noinline)) static void change(const Attention& a, const State<T>& state, int64_t first, int64_t head,
-                                             int64_t distance) {
-    alignas(64) static const float COUNT[GRAIN] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+__attribute__((noinline)) static void change(const Attention& a, const State<T>& state, int64_t first, int64_t head) {
     for (int64_t member = 0; member < a.group; ++member) {
-        const float slope = a.scoring.slopes ? a.scoring.slopes[head * a.group + member] : 0;
         float* scores = state.scores + (first + member) * GRAIN;
         for (int t = 0; t < GRAIN; t += Vec::width) {
             Vec product = Vec::load(scores + t);
             if constexpr (State<T>::IN_INT8) product = product * Vec::load(state.key_scales + head * GRAIN + t);
-            Vec score = score_of(a.scoring, product, state.scales[first + member]);
-            if (a.scoring.slopes) score = fma(Vec::all(slope), Vec::all(float(distance)) + Vec::load(COUNT + t), score);
-            score.store(scores + t);
+            score_of(a.scoring, product, state.scales[first + member]).store(scores + t);
         }
     }
 }
@@ -242,7 +237,7 @@ static void attend_grain(const Attention& a, const Unit& unit, const Grain<T>& g
         for (int64_t query = seeing.first; query < seeing.end; ++query) {
             const int64_t first = (head * unit.queries + query) * a.group, position = unit.position + query;
             const Seen seen{first_seen(a, position) - token, smaller(count, position + 1 - token)};
-            if (changes) change(a, state, first, head, token - unit.place(a, query));
+            if (changes) change(a, state, first, head);
             for (int64_t row = first; row < first + a.group; ++row)
                 changes ? weigh<true>(state, row, head, seen) : weigh<false>(state, row, head, seen);
         }

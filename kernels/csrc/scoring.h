@@ -5,14 +5,14 @@
 namespace ISA {
 
 struct Scoring {
-    float scale;                  // of the products of query and K, positive
-    float softcap;                // scores become softcap * tanh(score / softcap); 0 where they stay
-    int64_t window;               // tokens that a query sees, itself included
-    const float *sinks, *slopes;  // of each head, or null
-    int64_t stretch;              // tokens of a stretch; a request is cut into them, and a query sees no earlier one
+    float scale;         // of the products of query and K, positive
+    float softcap;       // scores become softcap * tanh(score / softcap); 0 where they stay
+    int64_t window;      // tokens that a query sees, itself included
+    const float* sinks;  // of each head, or null
+    int64_t stretch;     // tokens of a stretch; a request is cut into them, and a query sees no earlier one
 
     // Returns whether a score is more than a scaled product.
-    bool changes() const { return softcap > 0 || slopes; }
+    bool changes() const { return softcap > 0; }
 };
 
 // Returns tanh of x to a few units in the last place: a quotient of polynomials, as Eigen has it. A NaN stays a NaN.
@@ -28,7 +28,7 @@ inline Vec tanh(Vec x) {
     return x * above / below;
 }
 
-// Returns a score from a product that is multiplied with `factor`, but for what the distance of its token adds.
+// Returns a score from a product that is multiplied with `factor`.
 inline Vec score_of(const Scoring& scoring, Vec product, float factor) {
     if (scoring.softcap <= 0) return product * Vec::all(factor);
     return Vec::all(scoring.softcap) * tanh(product * Vec::all(factor / scoring.softcap));

@@ -21,7 +21,6 @@ constexpr float HIDDEN = -1e37f;  // the score of a token that a query does not 
 struct Lanes {
     alignas(64) int32_t last_seen[LANES], first_seen[LANES];
     alignas(64) float max[LANES], sum[LANES];
-    alignas(64) float place[LANES], slope[LANES];  // where a layer changes scores: the query's token, its head's slope
 
     bool see_all(int64_t first, int64_t end) const {
         return end - 1 <= last_seen[0] && first >= first_seen[LANES - 1];
@@ -31,15 +30,9 @@ struct Lanes {
     }
 };
 
-// Makes scores of the products with tokens from `first` on.
-__attribute__((noinline)) static void change(const Scoring& scoring, float factor, const Lanes& lanes, int64_t first, int tokens,
-                   float (*scores)[LANES]) {
-    const Vec slope = Vec::load(lanes.slope), place = Vec::load(lanes.place);
-    for (int t = 0; t < tokens; ++t) {
-        Vec score = score_of(scoring, Vec::load(scores[t]), factor);
-        if (scoring.slopes) score = fma(slope, Vec::all(float(first + t)) - place, score);
-        score.store(scores[t]);
-    }
+// Makes scores of the products with tokens.
+__attribute__((noinline)) static void change(const Scoring& scoring, float factor, int tokens, float (*scores)[LANES]) {
+    for (int t = 0; t < tokens; ++t) score_of(scoring, Vec::load(scores[t]), factor).store(scores[t]);
 }
 
 static void hide(float (*scores)[LANES], const Lanes& lanes, int64_t first, int tokens) {
@@ -414,8 +407,6 @@ static void load_queries(const Attention& a, const Unit& unit, Workplace<T>& wor
                          (unit.first_kv_head * a.group + member) * a.head_stride;
             lanes.last_seen[lane] = int32_t(last_seen(a, unit.position + query, unit.end_token));
             lanes.first_seen[lane] = int32_t(first_seen(a, unit.position + query));
-            lanes.place[lane] = float(unit.place(a, query));
-            lanes.slope[lane] = a.scoring.slopes ? a.scoring.slopes[unit.first_kv_head * a.group + member] : 0;
             lanes.max[lane] = NOTHING_SEEN;
             lanes.sum[lane] = 0;
         }
@@ -515,7 +506,7 @@ struct Pass {
         float(*scores)[LANES] = scores_of(tile), *out = work.out + tile * work.out_size;
         bool hidden = token + tokens(tile) > end_of(tile) || !lanes.see_all(token, end_of(tile));
         if (a.scoring.changes())
-            change(a.scoring, Tiles<T>::SCALES_QUERIES ? 1 : a.scoring.scale, lanes, token, tokens(tile), scores);
+            change(a.scoring, Tiles<T>::SCALES_QUERIES ? 1 : a.scoring.scale, tokens(tile), scores);
         if (hidden) hide(scores, lanes, token, tokens(tile));
         Tiles<T>::weigh(scores, tokens(tile), hidden, scale_after<T>(a), lanes, out, width);
         Tiles<T>::add(scores, work.values, tokens(tile), width, out);

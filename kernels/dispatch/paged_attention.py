@@ -21,7 +21,7 @@ from alignedserve.kernels.common.failing import fault_of_kernel
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans, StaticSpans
 from alignedserve.kernels.dispatch.paged_libraries import PagedLibrary, PagedRequests, fits, pages_of, requests_of
-from alignedserve.kernels.dispatch.timing import Seconds, seconds_on_gpu
+from alignedserve.kernels.dispatch.tuning import Seconds, seconds_on_gpu
 from alignedserve.kernels.triton.kernels import TritonKernels
 
 log = logging.getLogger("alignedserve.kernels")

@@ -18,6 +18,18 @@ from torch import Tensor
 
 from alignedserve.kernels.common.linear import BUCKETS, LayerShape, Linear, LinearPath, Tuning, Way
 
+Seconds = Callable[[Callable[[], object]], float]
+
+
+def seconds_on_gpu(work: Callable[[], object]) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000
+
+
 log = logging.getLogger("alignedserve.kernels")
 
 # Part of a layer is enough for a comparison and keeps the measurement short: limits of its bytes and its arithmetic.

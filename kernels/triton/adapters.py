@@ -32,7 +32,7 @@ from alignedserve.kernels.triton.launch import interpreting
 
 TILE_ROWS, TILE_RANKS = 16, 16
 _INPUTS = 128  # of x and A at a time
-_MOST_RANKS = 256 * MOST_PARTS  # of a layer (alignedserve/architectures/adapters/lora.py)
+_MOST_RANKS = 256 * MOST_PARTS  # of a layer (alignedserve/architectures/families/lora.py)
 _TILES_AT_ONCE, _PROGRAMS = 64, 1024  # at most: each program takes several tiles where there are more
 _OF_PART, _BEFORE_PARTS = 5, 3
 FIELDS = _BEFORE_PARTS + _OF_PART * MOST_PARTS

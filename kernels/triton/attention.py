@@ -36,7 +36,7 @@ from alignedserve.kernels.triton.launch import (
     wait_for_kernels_before,
     weighed_norm,
 )
-from alignedserve.kernels.triton.pieces import OF_2, Partials, piece_at, slots_of, weighed, write_piece
+from alignedserve.kernels.triton.pieces import Partials, piece_at, slots_of, weighed, write_piece
 from alignedserve.kernels.triton.schedule import (
     NOTHING,
     AttentionPiece,
@@ -97,7 +97,6 @@ def _attend(
     softcap,
     window,
     sinks,
-    slopes,
     query_norm,
     k_norm,
     eps,
@@ -113,7 +112,6 @@ def _attend(
     WIDE: tl.constexpr,
     IN_INT8: tl.constexpr,
     CAPPED: tl.constexpr,
-    SLOPED: tl.constexpr,
     WITH_SINKS: tl.constexpr,
     TOKENS: tl.constexpr,
     NEW: tl.constexpr = False,
@@ -184,9 +182,6 @@ def _attend(
             scores *= scale_of_k[None, :]
         if CAPPED:
             scores = softcap * _tanh(scores)
-        if SLOPED:
-            slope = tl.load(slopes + head)[:, None] * OF_2
-            scores += slope * (token[None, :] - position[:, None]).to(tl.float32)
         seen = there[None, :] & (token[None, :] <= position[:, None]) & (token[None, :] > position[:, None] - window)
         scores = tl.where(seen, scores, -float("inf"))
         share, keep, largest, total = weighed(scores, largest, total)
@@ -451,20 +446,19 @@ class TritonAttention:
         kv_heads, width, in_int8 = heads // group, max(16, power_of_2(head_dim)), keeps_int8(cache)
         partials = Partials.empty(placed.num_partials, kv_heads, rows, width, query.device)
         softcap = scoring.softcap or math.log(2)  # scores are exponents of 2
-        sinks, slopes = (partials.weights if of is None else of for of in (scoring.sinks, scoring.slopes))
+        sinks = partials.weights if scoring.sinks is None else scoring.sinks
         turning = _Turning.none(query, partials.weights) if new is None else new
         _attend[(len(placed.pieces), kv_heads)](
             *(query, query.stride(0), query.stride(1), cache, scales_of(cache) if in_int8 else cache),
             *(out, partials.results, partials.weights, placed.counters),
             *(placed.pieces, placed.blocks, scoring.scale / softcap, softcap / math.log(2)),
-            *(scoring.window or _NO_WINDOW, sinks, slopes),
+            *(scoring.window or _NO_WINDOW, sinks),
             *turning.arguments,
             VECTOR=cache.shape[-1],
             BLOCK_SIZE=cache.shape[1],
             WIDE=interpreting() and query.dtype is torch.bfloat16,
             IN_INT8=in_int8,
             CAPPED=scoring.softcap is not None,
-            SLOPED=scoring.slopes is not None,
             WITH_SINKS=scoring.sinks is not None,
             GROUP=group,
             HEAD_DIM=head_dim,

@@ -3,5 +3,4 @@
 pages.py      Leases, entries, idle pages and names; the pages that are reserved for real-time requests.
 compression.py     Which pages of waiting requests become int8, and when: orders to workers.
 pages_of_kinds.py  The owners of pages of two kinds, and what compression may take.
-rewriting.py  The interface of forms in which pages are written again while requests wait.
 """

@@ -22,20 +22,87 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
-from alignedserve.core import Role
+from alignedserve.core import Entry, Role
 from alignedserve.kvpool.memory.pages import Pages
 from alignedserve.kvpool.memory.pages_of_kinds import CompressiblePages
-from alignedserve.kvpool.memory.rewriting import AllWaiting, Rewriting, WaitsInPool
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, HolderGone, MemberJoined, MemberLost, Received
 from alignedserve.protocol.extents import Extents
 from alignedserve.protocol.form_messages import Compress, Compressed
 from alignedserve.protocol.messages import AskBatch, holder
+from alignedserve.scheduling.dues import Promise
 from alignedserve.scheduling.form_rules import Compression
 from alignedserve.scheduling.lengths import tokens_left
 from alignedserve.scheduling.levels import InLine, level_of, shortest_wait_first
 from alignedserve.scheduling.policy import Policy
+from alignedserve.scheduling.slo import Standing
+
+
+class WaitsInPool(Protocol):
+    """A request that waits in the pool."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def entry(self) -> Entry: ...
+
+    @property
+    def promise(self) -> Promise: ...
+
+    @property
+    def since(self) -> float: ...
+
+    def standing(self, ask: AskBatch, now: float) -> Standing: ...
+
+
+class AllWaiting(Protocol):
+    """All requests that wait in the pool."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[WaitsInPool]: ...
+
+    def waiting(self, request: str) -> WaitsInPool | None: ...
+
+
+class Rewriting:
+    """Has workers write the pages of waiting requests again, in another form: the interface of such forms to the pool.
+
+    Leaves all pages as they are: what the pool does without such a form (alignedserve/forms/page_rewriting.py).
+    """
+
+    num_rewritten = 0  # pages, since the start
+    num_refused = 0  # pages that a worker could not write
+
+    @property
+    def num_under_way(self) -> int:
+        """Return how many pages workers write now."""
+        return 0
+
+    @property
+    def working(self) -> Collection[str]:
+        """Return the workers that write some."""
+        return ()
+
+    def hear(self, event: Event) -> None:
+        """Hear of each event before the pool's pages and requests follow it."""
+
+    def waits(self, request: str) -> None:
+        """Note that the request waits in the pool: the pages may be written again."""
+
+    def waits_no_longer(self, request: str) -> None: ...
+
+    def orders(self, now: float) -> Iterable[Command]:
+        """Return orders to workers that have time to write pages."""
+        return ()
+
+    def say_again(self, worker: str) -> Iterable[Command]:
+        """Return the order that a worker may not have heard."""
+        return ()
+
 
 PRESSURE = 0.25  # `auto` begins when a smaller share of the pages is free
 AT_ONCE = 8  # most pages in an order

@@ -293,7 +293,6 @@ _HUB = {  # a model of devices.py -> its id on the hub
     "opt-13b": "facebook/opt-13b",
     "opt-30b": "facebook/opt-30b",
     "opt-66b": "facebook/opt-66b",
-    "bloom-176b": "bigscience/bloom",
     "codellama-34b": "codellama/CodeLlama-34b-hf",
     "llama-2-7b": "meta-llama/Llama-2-7b-chat-hf",
     "llama-2-13b": "meta-llama/Llama-2-13b-chat-hf",

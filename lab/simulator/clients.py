@@ -10,11 +10,11 @@ from functools import partial
 from alignedserve.core import NO_OPENING, Estimate, Request, Sketch
 from alignedserve.lab.loads.records.records import RequestOutcome, RequestRecord
 from alignedserve.lab.loads.workload import Arrival, Load
+from alignedserve.lab.processes import one_compute_thread
 from alignedserve.lab.simulator.machines.clock import Priority
 from alignedserve.lab.simulator.machines.engine import TokenStory, logprob_of, story_from, vector_of
 from alignedserve.lab.simulator.machines.world import World
 from alignedserve.lab.simulator.settings import FIRST_ARRIVAL_AT, Settings
-from alignedserve.machine.one_thread import one_compute_thread
 from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Deliver, Reject
 from alignedserve.protocol.events import Closed, Opened

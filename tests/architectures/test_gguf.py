@@ -257,7 +257,7 @@ def test_kinds_have_the_numbers_of_the_format() -> None:
     [
         ("gemma", "output_norm.weight", (32,), 1.0, None),
         ("gemma", "output.weight", (97, 32), 0.0, None),
-        ("gptneox", "blk.0.attn_qkv.weight", (96, 32), 0.0, Rows((3, 4, 8), (0, 1))),
+        ("llama", "blk.0.attn_q.weight", (32, 32), 0.0, Rows((4, 4, 2), (1, 2))),
     ],
 )
 def test_where_a_file_differs_from_transformers(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from alignedserve.architectures.adapters.lora import WEIGHTS, read_lora
 from alignedserve.architectures.families.llama import LlamaConfig
+from alignedserve.architectures.families.lora import WEIGHTS, read_lora
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.routing import Scores
 from alignedserve.errors import AdapterError, ConfigError, ModelError

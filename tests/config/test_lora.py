@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.architectures.adapters.lora import read_lora
+from alignedserve.architectures.families.lora import read_lora
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.cli.serving import add_serve, config_of
 from alignedserve.config.config import Config, dump, load, parse

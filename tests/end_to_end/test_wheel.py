@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -147,7 +148,9 @@ def test_its_metadata_has_licence_version_and_changelog(installed: Installed) ->
     metadata = (folder / "METADATA").read_text(encoding="utf-8")
     assert {path.name for path in (folder / "licenses").iterdir()} == {"LICENSE", "NOTICE"}
     assert f"\nVersion: {version('alignedserve')}\n" in metadata
-    assert (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").strip() in metadata
+    assert f"[architecture]({REPOSITORY}/blob/main/docs/architecture.md" in metadata.lower()
+    assert "\n# Changes\n" in metadata
+    assert re.findall(r"\]\((?!https?:|#)", metadata) == [], "an index has no file beside its page"
     for told in (
         "Author: The AlignedServe authors",
         "Keywords: ",

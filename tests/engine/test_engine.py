@@ -31,7 +31,7 @@ PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40).map(tuple
 
 # In each run one family for each form of K and V and each rule of who sees whom. The others differ within a layer
 # alone, whose logits test_models.py compares.
-FEW = ("gqa-untied", "qwen2", "opt", "mpt", "llama4", "deepseek-v2", "gpt-oss", "gemma2")
+FEW = ("gqa-untied", "qwen2", "opt", "llama4", "deepseek-v2", "gpt-oss", "gemma2")
 FOR_ALL = ("gqa-untied", "opt", "llama4", "deepseek-v2")  # of tests of what no family changes
 of_few = pytest.mark.parametrize("folder", [each if each in FEW else rarely(each) for each in MODELS], indirect=True)
 of_fewer = pytest.mark.parametrize(

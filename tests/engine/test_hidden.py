@@ -28,7 +28,7 @@ EngineOf = Callable[[Path, int], Engine]
 ReferenceOf = Callable[[Path], Any]
 # qwen3: norms of k, and two heads of K with as many numbers as a hidden vector; opt-350m: a hidden vector without a
 # norm.
-ALLOWED = ["mha-tied", "qwen3", "opt", "opt-350m", "neox"]
+ALLOWED = ["mha-tied", "qwen3", "opt", "opt-350m"]
 PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30).map(tuple)
 
 shared = settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -36,7 +36,7 @@ class Believed(OnlineCost):
     ("policy", "name", "seed"),
     [
         (GROWING, "opt", 1),
-        (GROWING, "neox", 2),
+        (GROWING, "mha-tied", 2),
         (WHOLE, "mha-tied", 3),
         (KNAPSACK, "opt", 1),
     ],

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from alignedserve.architectures.adapters.lora import CONFIG, MOST_RANK, WEIGHTS, LoraFiles, linear_shapes, read_lora
+from alignedserve.architectures.families.lora import CONFIG, MOST_RANK, WEIGHTS, LoraFiles, linear_shapes, read_lora
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.errors import AdapterError
 from tests.adapters import make_adapter
-from tests.models import Make, gqa, llama4, neox, phi3
+from tests.models import Make, gqa, llama4, opt, phi3
 from tests.reference import load
 
 _LAYER = "model.layers.1.mlp.down_proj"
@@ -144,6 +144,6 @@ def test_files_that_are_missing_or_broken_are_named(folder: Path, model: Path, t
 
 def test_an_adapter_for_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(AdapterError, match="none of this model's layers"):
-        read(folder, neox(tmp_path / "neox"))
+        read(folder, opt(tmp_path / "opt"))
     with pytest.raises(AdapterError, match="do not fit this model"):
         read(folder, gqa(tmp_path / "wide", hidden_size=64))

@@ -97,7 +97,7 @@ def test_greedy_output_is_that_of_the_expanded_weights(
 
 
 @pytest.mark.parametrize(
-    ("name", "quantization"), thinned(product(("gqa-untied", "qwen2", "neox"), QUANTIZED), usual=2)
+    ("name", "quantization"), thinned(product(("gqa-untied", "qwen2", "phi3"), QUANTIZED), usual=2)
 )
 def test_layers_that_are_quantised_some_rows_at_a_time(
     name: str, quantization: Quantization, folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
@@ -118,7 +118,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-IN_PARTS = ("qwen2", "mha-tied", "opt", "deepseek-v3", "neox", "qwen2-moe", "llama4", "phi3", "mpt", "glm4")
+IN_PARTS = ("qwen2", "mha-tied", "opt", "deepseek-v3", "qwen2-moe", "llama4", "phi3", "glm4")
 
 
 @pytest.mark.parametrize(("name", "quantization"), thinned(product(IN_PARTS, QUANTIZED), usual=2))

@@ -32,6 +32,7 @@ from tests.reference import Tally, compare, load
 
 # One family for each way to differ is in each run.
 _SERVED = "gpt2 gpt_bigcode gptj phimoe cohere2 starcoder2 hunyuan_v1_moe granite nemotron vaultgemma".split()
+_SERVED += "bloom falcon gpt_neox mpt phi".split()
 _REFUSED = "bart cpmant minicpm3 diffllama doge gpt_neo falcon_h1 roberta".split()
 served = pytest.mark.parametrize("family", [each if each in _SERVED else rarely(each) for each in SERVED])
 refused = pytest.mark.parametrize("family", [each if each in _REFUSED else rarely(each) for each in REFUSED])
@@ -88,6 +89,29 @@ def check_greedy(
 @served
 def test_greedy_output_is_that_of_transformers(family: str, folder: Callable[..., Path], tally: Tally) -> None:
     check_greedy(folder(family, **SERVED[family]), tally)
+
+
+@pytest.mark.parametrize(
+    ("family", "special"),
+    [
+        ("falcon", {"multi_query": True}),
+        ("falcon", {"multi_query": False, "alibi": True, "parallel_attn": False, "bias": True}),
+        ("bloom", {"apply_residual_connection_post_layernorm": True, "seq_length": MAX_POSITIONS}),
+        ("gpt_neox", {"use_parallel_residual": False}),
+    ],
+)
+def test_older_forms_of_families(
+    family: str, special: dict[str, Any], folder: Callable[..., Path], tally: Tally
+) -> None:
+    check_greedy(folder(family, **special), tally)
+
+
+@pytest.mark.parametrize("family", ["bloom", "falcon", "mpt"])
+def test_layers_that_attend_by_themselves_read_no_int8(family: str, folder: Callable[..., Path]) -> None:
+    """Their weights may be quantised, their K and V may not."""
+    config = read_config(folder(family))
+    assert config.why_not_int8 == "layers of this model attend by themselves, to plain K and V"
+    assert config.step_bytes(8, 1, "float32") > 2 * config.kv_bytes(config.max_positions, "float32")
 
 
 @pytest.mark.parametrize(("family", "quantization"), thinned(product(_SERVED, QUANTIZED), usual=3))

@@ -36,7 +36,7 @@ BLOCK = 16
 CLOSE = 1e-3
 EXACT = 1e-5  # of encoders in fp32: the length of the difference by that of the vector
 LENGTHS = (1, 7, 7, 30, 2, 64, 7, 100, 15)
-STATES = ("gqa-untied", "opt", "opt-350m", "neox", "deepseek-v2")  # other last layers
+STATES = ("gqa-untied", "opt", "opt-350m", "deepseek-v2")  # other last layers
 FAMILIES = ("bert", "roberta", "xlm-roberta", "electra", "modernbert")
 
 

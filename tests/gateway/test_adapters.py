@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from alignedserve.architectures.adapters.lora import CONFIG, WEIGHTS, LoraFiles, read_lora
+from alignedserve.architectures.families.lora import CONFIG, WEIGHTS, LoraFiles, read_lora
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Scope, hash_key

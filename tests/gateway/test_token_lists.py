@@ -17,8 +17,8 @@ from alignedserve.core import Request, Sampling
 from alignedserve.gateway.openai.requests import FEW_CHOICES, MOST_CHOICE_TOKENS, MOST_RULE_BYTES
 from alignedserve.gateway.openai.types import MOST_STOP_TOKENS
 from alignedserve.protocol.messages import Submit
-from alignedserve.protocol.prompts import SharedPrompts
 from alignedserve.protocol.wire import MOST_FRAME_BYTES, Envelope, decode, encode
+from alignedserve.shell.links import SharedPrompts
 from alignedserve.text.text_model import TextModel
 from alignedserve.text.token_sets import pack_tokens, unpack_tokens
 from tests.gateway.conftest import MODEL, FakeOwner, Gateway

@@ -40,7 +40,7 @@ INT, LONG, FLOAT, DOUBLE, WHOLE = "*i32", "*i64", "*fp32", "*fp64", "i32"
 POINTERS = {
     "pieces tables counters": INT,
     "slots tokens tops likeliest counts": LONG,
-    "partial weights cos sin least step values logits sinks slopes": FLOAT,
+    "partial weights cos sin least step values logits sinks": FLOAT,
     "wishes": DOUBLE,
     "q": "*u8",
 }

@@ -57,15 +57,13 @@ class Shape:
     window: int | None
     softcap: float | None = None
     sinks: bool = False
-    slopes: bool = False
     stretch: int | None = None
 
     @property
     def scoring(self) -> Scoring:
         heads = self.kv_heads * self.group
         sinks = torch.linspace(-3, 4, heads) if self.sinks else None
-        slopes = torch.linspace(0.02, 0.7, heads) if self.slopes else None
-        return Scoring(self.head_dim**-0.5, self.window, self.softcap, sinks, slopes, self.stretch)
+        return Scoring(self.head_dim**-0.5, self.window, self.softcap, sinks, self.stretch)
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,6 @@ shapes = st.builds(
     window=st.none() | st.integers(1, 100),
     softcap=st.none() | st.sampled_from([0.3, 5.0, 50.0]),
     sinks=st.booleans(),
-    slopes=st.booleans(),
     stretch=st.none() | st.integers(1, 300),
 )
 one_span = st.tuples(st.sampled_from([1, 1, 1, 2, 5, 17, 64, 150]), st.integers(0, 200)).map(
@@ -197,7 +194,7 @@ def test_decodes_that_read_the_same_blocks_attend_as_the_reference_does(kernels:
     holds()
 
 
-CHANGED = Shape(2, 1, 64, 16, None, softcap=5.0, sinks=True, slopes=True)
+CHANGED = Shape(2, 1, 64, 16, None, softcap=5.0, sinks=True)
 LONG = [
     Case(Shape(2, 1, 64, 16, None), ((1, 5000), (1, 30), (1, 7), (1, 400)), 1),  # one long request among short requests
     Case(Shape(2, 1, 64, 16, None), ((1, 5000),), 2),

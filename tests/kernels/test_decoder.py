@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.engine.adapters.layers import AdaptedLayers, LayerPart
+from alignedserve.engine.weights.adapters import AdaptedLayers, LayerPart
 from alignedserve.kernels.common.adapters import AdapterPart, AdapterWeights, LayerAdapter, StepAdapters
 from alignedserve.kernels.common.decoder import Angles, Decoder, DecoderLayer, Inner, Norm, Paged
 from alignedserve.kernels.common.int8_kv import quantise_vectors
@@ -134,7 +134,7 @@ def layers_of(
             scoring=Scoring(width**-0.5, window, *changed),
         )
 
-    return [layer(None), layer(3, 5.0, torch.rand(heads), torch.rand(heads))]
+    return [layer(None), layer(3, 5.0, torch.rand(heads))]
 
 
 def rows_read(generator: torch.Generator, count: int, share: float | None) -> torch.Tensor | None:

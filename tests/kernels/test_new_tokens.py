@@ -46,7 +46,6 @@ shapes = st.builds(
     window=st.none() | st.integers(1, 100),
     softcap=st.none() | st.just(5.0),
     sinks=st.booleans(),
-    slopes=st.booleans(),
     stretch=st.none() | st.integers(1, 150),
 )
 # A request with no token before, one that a piece holds, and some that are cut; 64, 128 and so on leave one token over.

@@ -70,7 +70,6 @@ def random_case(seed: int) -> Case:
         window=chance.choice((None, None, chance.randint(1, 60))),
         softcap=chance.choice((None, None, 2.0)),
         sinks=chance.random() < 0.3,
-        slopes=chance.random() < 0.3,
         stretch=chance.choice((None, None, chance.randint(1, 80))),
     )
     spans = []

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from alignedserve.machine import interfaces
-from alignedserve.machine.interfaces import interface_of, keep_nccl_at
+from alignedserve.executor import building
+from alignedserve.executor.building import interface_of, keep_nccl_at
 
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     variables: dict[str, str] = {}
-    monkeypatch.setattr(interfaces.os, "environ", variables)
+    monkeypatch.setattr(building.os, "environ", variables)
     return variables
 
 

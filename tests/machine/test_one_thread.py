@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from alignedserve.machine.one_thread import ONE_THREAD, one_compute_thread
+from alignedserve.lab.processes import ONE_THREAD, one_compute_thread
 
 _SIMULATES = """
 import os

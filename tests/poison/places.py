@@ -87,7 +87,7 @@ _G, _E, _W = "alignedserve.gateway", "alignedserve.engine", "alignedserve.decode
 _ROUTER, _POOL = "alignedserve.router.state:RouterCore.handle", "alignedserve.kvpool.state:PoolCore.handle"
 _OWNER = "alignedserve.owner.core:OwnerCore.handle"
 _DECODE = "alignedserve.decode_worker.state:DecodeCore.hear"  # a worker hears a step's end on its own, then acts
-_REWRITING = "alignedserve.kvpool.memory.rewriting:Rewriting"
+_REWRITING = "alignedserve.kvpool.memory.compression:Rewriting"
 
 PLACES = (
     # A gateway, before the request has an id, and as its answer comes

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from alignedserve.core import Request
 from alignedserve.protocol.messages import Prefill, Submit
-from alignedserve.protocol.prompts import SharedPrompts
 from alignedserve.protocol.wire import MOST_FRAME_BYTES, Envelope, decode, encode
+from alignedserve.shell.links import SharedPrompts
 from tests.samples import request
 
 

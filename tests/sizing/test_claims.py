@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.machine.living_process import LivingProcess
-from alignedserve.machine.resources import MachineMemory
+from alignedserve.machine.resources import LivingProcess, MachineMemory
 from alignedserve.sizing import memory
 from alignedserve.sizing.claims import Claim, claimed, one_plans
 from alignedserve.sizing.memory import FreeMemory

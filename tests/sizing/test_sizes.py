@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -338,6 +339,16 @@ def test_a_step_that_is_too_large_names_its_flag(flags: dict[str, Any], advice: 
         with_sizes(asked(flags), *published("Llama-3.2-1B"), machine(8))
     fits = int(str(refused.value).partition(" to ")[2].partition(",")[0])
     with_sizes(asked({"engine.max_step_tokens": fits}), *published("Llama-3.2-1B"), machine(8))
+
+
+def test_who_runs_a_model_without_a_module_of_ours_is_told(tmp_path: Path) -> None:
+    bloom = {"architectures": ["BloomForCausalLM"], "model_type": "bloom", "n_embed": 64, "n_layer": 2, "n_head": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**bloom, "vocab_size": 97}))
+    model, free = read_config(tmp_path), machine(8)
+    config = load({"engine.load_format": "dummy", "engine.device": "cpu"}, {}, None)
+    sized = with_sizes(config, model, tmp_path, free)
+    line, *_ = told(config, sized, model, capacity(sized, model), free)
+    assert line == "model: transformers runs BloomForCausalLM; models with a module of ours are faster"
 
 
 def test_each_size_is_told_in_a_line_with_its_flag() -> None:

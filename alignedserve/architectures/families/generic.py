@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from alignedserve.architectures.config import ModelConfig, stored_dtype, whole_head
+from alignedserve.architectures.config import DTYPE_BYTES, ModelConfig, stored_dtype, whole_head
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.rope import positions_of_short
 from alignedserve.architectures.stored_form import stored_form
@@ -19,11 +19,11 @@ from alignedserve.errors import ModelError, UnsupportedModel
 from alignedserve.safe_path import pip_command
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
-_HIDDEN = ("hidden_size", "n_embd", "d_model")
+_HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads")
 _INNER = ("intermediate_size", "moe_intermediate_size", "ffn_dim", "n_inner")
-_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx", "seq_length")
 
 # Key that is not null or false -> what it says of a model, which is refused before its weights are read.
 _REFUSED = {"is_encoder_decoder": "it has an encoder"}
@@ -56,6 +56,8 @@ _STATES = {"conv", "linear_attention", "mamba", "mamba2", "recurrent"}
 _IN_ALL_LAYERS = {"ministral", "ministral3", "phimoe", "starcoder2"}  # by model_type
 # Families whose older files name no types: every fourth layer of cohere2 has no window.
 _PATTERN = {"cohere2": 4}
+# Families whose layers attend by themselves, not through the AttentionInterface of transformers -> their usual length.
+_ATTEND_THEMSELVES = {"bloom": 2048, "falcon": 2048, "mpt": 2048}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
@@ -63,10 +65,26 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 class GenericConfig(ModelConfig):
     architecture: str  # the class that transformers runs
     widest: int  # the widest part of a layer that config.json names
+    attends_itself: bool = False  # whether its layers attend to copies of K and V
 
     @property
     def inner_size(self) -> int:
         return 3 * self.widest  # gate, up and their product
+
+    @property
+    def why_not_int8(self) -> str | None:
+        return (
+            "layers of this model attend by themselves, to plain K and V"
+            if self.attends_itself
+            else super().why_not_int8
+        )
+
+    def step_bytes(self, tokens: int, batch: int, dtype: str) -> int:
+        least = super().step_bytes(tokens, batch, dtype)
+        if not self.attends_itself:
+            return least
+        scores = self.num_heads * tokens * self.max_positions * DTYPE_BYTES["float32"]
+        return least + 2 * (scores + self.kv_bytes(self.max_positions, dtype))
 
 
 def check_transformers(folder: Path, architecture: str) -> None:
@@ -101,10 +119,13 @@ def read_generic(given: Given, architecture: str) -> GenericConfig:
         if head_dim != text.whole("v_head_dim"):
             widths = f"K has {head_dim} numbers and V has {text.whole('v_head_dim')}"
             raise _unsupported(given, architecture, f"of each head, {widths}")
-    layers, positions = named(_LAYERS), min([named(_POSITIONS), *positions_of_short(text)])
+    usual = _ATTEND_THEMSELVES.get(str(text.get("model_type")))
+    length = usual if usual and not _key(text, _POSITIONS) else named(_POSITIONS)
+    layers, positions = named(_LAYERS), min([length, *positions_of_short(text)])
     return GenericConfig(
         architecture=architecture,
         widest=_widest(text, hidden),
+        attends_itself=usual is not None,
         vocab_size=text.whole("vocab_size"),
         hidden_size=hidden,
         num_layers=layers,
@@ -134,6 +155,8 @@ def _widest(text: Given, hidden: int) -> int:
 
 
 def _kv_heads(text: Given, heads: int) -> int:
+    if text.get("model_type") == "falcon":  # the newer form copies K and V for all heads
+        return 1 if text.flag("multi_query", True) and not text.flag("new_decoder_architecture") else heads
     if text.get("multi_query") is True:
         return 1
     for part in (text, text.section("attn_config")):

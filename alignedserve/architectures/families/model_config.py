@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 from alignedserve.architectures.config import DTYPE_BYTES, ModelConfig
-from alignedserve.architectures.families.bloom import read_bloom, read_falcon, read_gpt_neox, read_mpt, read_opt
 from alignedserve.architectures.families.deepseek import read_deepseek_v2, read_deepseek_v3, read_youtu
 from alignedserve.architectures.families.encoders import is_encoder, read_encoder
 from alignedserve.architectures.families.gemma import read_gemma, read_gemma2, read_gemma3
@@ -17,11 +16,12 @@ from alignedserve.architectures.families.llama import (
     read_glm,
     read_glm4,
     read_llama,
+    read_llama4,
     read_mistral,
+    read_phi3,
     read_qwen2,
     read_qwen3,
 )
-from alignedserve.architectures.families.llama4 import read_llama4
 from alignedserve.architectures.families.mixtures import (
     read_dots1,
     read_glm4_moe,
@@ -32,7 +32,7 @@ from alignedserve.architectures.families.mixtures import (
     read_qwen2_moe,
     read_qwen3_moe,
 )
-from alignedserve.architectures.families.phi import read_phi, read_phi3
+from alignedserve.architectures.families.opt import read_opt
 from alignedserve.architectures.given import Given, read_json
 from alignedserve.architectures.vectors import HEAD, num_labels
 from alignedserve.errors import ModelError, UnsupportedModel
@@ -49,17 +49,12 @@ READERS: dict[str, Callable[[Given], ModelConfig]] = {
     "Gemma2ForCausalLM": read_gemma2,
     "Gemma3ForCausalLM": read_gemma3,
     "Gemma3ForConditionalGeneration": partial(read_gemma3, reads_images=True),
-    "PhiForCausalLM": read_phi,
     "Phi3ForCausalLM": read_phi3,
     "GlmForCausalLM": read_glm,
     "Glm4ForCausalLM": read_glm4,
     "OPTForCausalLM": read_opt,
-    "GPTNeoXForCausalLM": read_gpt_neox,
     "Llama4ForCausalLM": read_llama4,
     "Llama4ForConditionalGeneration": partial(read_llama4, reads_images=True),
-    "BloomForCausalLM": read_bloom,
-    "FalconForCausalLM": read_falcon,
-    "MptForCausalLM": read_mpt,
     "DeepseekV2ForCausalLM": read_deepseek_v2,
     "DeepseekV3ForCausalLM": read_deepseek_v3,
     "Glm4MoeLiteForCausalLM": read_deepseek_v3,

@@ -85,18 +85,6 @@ def _scaling(facts: Facts) -> dict[str, Any]:
     raise facts.unsupported(f"rope.scaling.type {kind}")
 
 
-def _gpt_neox(facts: Facts) -> dict[str, Any]:
-    head_dim = facts.whole("embedding_length") // facts.whole("attention.head_count")
-    return {
-        "layer_norm_eps": facts.number("attention.layer_norm_epsilon"),
-        "use_parallel_residual": bool(facts.get("use_parallel_residual")),
-        "attention_bias": "blk.0.attn_qkv.bias" in facts.tensors,
-        "hidden_act": "gelu",
-        "rotary_emb_base": facts.number("rope.freq_base", 10_000.0),
-        "rotary_pct": facts.whole("rope.dimension_count", head_dim) / head_dim,
-    }
-
-
 # --- Gemma and Phi-3
 
 
@@ -156,14 +144,6 @@ def _halves(facts: Facts, name: str, rows: int) -> Rows | None:
     return Rows((rows // _head_dim(facts), _head_dim(facts) // 2, 2), (1, 2))
 
 
-def _by_head(facts: Facts, name: str, rows: int) -> Rows | None:
-    """Return the order of GPT-NeoX: the file has all queries, then all keys, transformers has them head by head."""
-    if ".attn_qkv." not in name:
-        return None
-    heads = facts.whole("attention.head_count")
-    return Rows((3, heads, rows // (3 * heads)), (0, 1))
-
-
 # --- Names of tensors, and all families
 
 _LLAMA_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -179,15 +159,6 @@ _LLAMA_LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _QWEN3_LAYER = {**_LLAMA_LAYER, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-_NEOX_NAMES = {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"}
-_NEOX_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_qkv": "attention.query_key_value",
-    "attn_output": "attention.dense",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_up": "mlp.dense_h_to_4h",
-    "ffn_down": "mlp.dense_4h_to_h",
-}
 _GEMMA3_LAYER = {
     **_QWEN3_LAYER,
     "post_attention_norm": "post_attention_layernorm",
@@ -206,9 +177,6 @@ FAMILIES = {
     "llama": Family("LlamaForCausalLM", "llama", _llama, _LLAMA_NAMES, "model.layers", _LLAMA_LAYER, _halves),
     "qwen2": Family("Qwen2ForCausalLM", "qwen2", _qwen2, _LLAMA_NAMES, "model.layers", _LLAMA_LAYER),
     "qwen3": Family("Qwen3ForCausalLM", "qwen3", _qwen3, _LLAMA_NAMES, "model.layers", _QWEN3_LAYER),
-    "gptneox": Family(
-        "GPTNeoXForCausalLM", "gpt_neox", _gpt_neox, _NEOX_NAMES, "gpt_neox.layers", _NEOX_LAYER, _by_head
-    ),
     "gemma": Family("GemmaForCausalLM", "gemma", _gemma, _LLAMA_NAMES, "model.layers", _LLAMA_LAYER, norms_more=1.0),
     "gemma3": Family(
         "Gemma3ForCausalLM", "gemma3_text", _gemma3, _LLAMA_NAMES, "model.layers", _GEMMA3_LAYER, norms_more=1.0

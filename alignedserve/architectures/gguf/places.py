@@ -54,8 +54,7 @@ class Kind(Enum):
         return group
 
 
-_TABLES = ("model.embed_tokens.weight", "gpt_neox.embed_in.weight")  # of embeddings
-_HEADS = ("lm_head.weight", "embed_out.weight")
+_TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,7 @@ class Place:
 def kept_bytes(folder: Path, whole: int) -> int:
     """Return the bytes that the engine keeps of all tensors; an embedding that is also the head is kept as the head."""
     places = read_places(folder)
-    tables = _TABLES if any(name in places for name in _HEADS) else ()
-    return sum(place.kept_bytes(whole, name in tables) for name, place in places.items())
+    return sum(place.kept_bytes(whole, name == _TABLE and _HEAD in places) for name, place in places.items())
 
 
 def described(places: Mapping[str, Place]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from alignedserve.errors import AlignedServeError, RankLost
 from alignedserve.kernels.common.decoder import Layer, Norm, Sums
 from alignedserve.kernels.common.failing import fault_of_kernel
 from alignedserve.kernels.common.peers import MOST_CHANNELS, Peers, bytes_for
-from alignedserve.kernels.dispatch.timing import Seconds, seconds_on_gpu
+from alignedserve.kernels.dispatch.tuning import Seconds, seconds_on_gpu
 
 log = logging.getLogger("alignedserve.engine")
 

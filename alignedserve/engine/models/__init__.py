@@ -1,7 +1,6 @@
 """What models are made of, and every decoder that transformers runs.
 
 activations.py          Activation functions: of an MLP without a gate, and of layers that make vectors.
-attention.py            A step's attention over KV.
 experts.py              The MLP of a layer: gated, dense or a mixture of experts.
 encoder.py              What encoders share: all texts of a step run at once, and nothing is padded.
 folding.py              Attention over KV that is partly folded, and the copy that folds blocks behind the windows.

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from alignedserve.architectures.quantization import Quantization, group_of
-from alignedserve.engine.adapters.layers import AdaptedLayers, LayerPart, RowOrder
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.large_pages import KeptMemory, Slabs
 from alignedserve.engine.device.ranks import ALONE, RankLinks
 from alignedserve.engine.device.shared_sums import SharedSums
 from alignedserve.engine.models.model import MakeLinear
+from alignedserve.engine.weights.adapters import AdaptedLayers, LayerPart, RowOrder
 from alignedserve.engine.weights.packed import inputs_of
 from alignedserve.engine.weights.tensors import Cut, Weights, expand_into
 from alignedserve.kernels.common import fp8
@@ -317,7 +317,7 @@ class Loader:
         whole = [part for part in parts if isinstance(part, QuantisedWeight)]
         return stacked(whole) if len(whole) == len(parts) else None
 
-    def head(self, name: str, embedding: Embedding, tied: bool, bias: bool = False) -> Callable[[Tensor], Tensor]:
+    def head(self, name: str, embedding: Embedding, tied: bool) -> Callable[[Tensor], Tensor]:
         """Return the layer from the last hidden vectors to logits in fp32.
 
         Each rank computes the logits of its part of the vocabulary; the last rank may have fewer.
@@ -333,10 +333,7 @@ class Loader:
             share = embedding.outputs(start, count)
         else:
             share = self._weight([layer], [count], inputs, [cut], self._head_bits)
-        biases = self._empty(count) if bias else None
-        if biases is not None:
-            self.tensors.read_into(biases, f"{layer}.bias", cut=cut)
-        linear = self._linear(share, biases)
+        linear = self._linear(share, None)
         if self.ranks.size > 1:
             linear.shared = tied
             return SharedHead(linear, words, per_rank, self.ranks)

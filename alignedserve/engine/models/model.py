@@ -6,15 +6,19 @@ everything that depends on a token's request.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
 
+from alignedserve.kernels.common.adapters import StepAdapters
 from alignedserve.kernels.common.decoder import Paged
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import AnyQuantised
 from alignedserve.kernels.common.scoring import Scoring
+from alignedserve.kernels.common.spans import Spans
+from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 
 class Attention(Protocol):
@@ -59,3 +63,27 @@ class Model(Protocol):
 
 # From a weight [outputs, inputs] and a bias.
 MakeLinear = Callable[[Tensor | AnyQuantised, Tensor | None], Linear]
+
+
+def attention_of(spans: Spans, cache: Tensor, kernels: Kernels, adapters: StepAdapters | None = None) -> Attention:
+    """Return the attention of a step whose requests are all kept as KV."""
+    return KvAttention(cache, spans, kernels, Paged(cache, spans, adapters))
+
+
+class KvAttention:
+    """Attention of requests that are kept as K and V."""
+
+    def __init__(self, cache: Tensor, spans: Spans, kernels: Kernels, paged: Paged | None = None) -> None:
+        self._cache, self._spans, self._kernels = cache, spans, kernels
+        self.paged = paged  # of the whole step
+
+    @cached_property
+    def _layers(self) -> Sequence[Tensor]:  # not used where one call runs all layers
+        return self._cache.unbind(0)
+
+    def attend(
+        self, layer: int, query: Tensor, k: Tensor, v: Tensor, scoring: Scoring, inputs: Tensor | None = None
+    ) -> Tensor:
+        cache = self._layers[layer]
+        self._kernels.write(cache, self._spans, k, v)
+        return self._kernels.attend(query, cache, self._spans, scoring)

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from alignedserve.architectures.families.generic import GenericConfig
-from alignedserve.engine.models.attention import attention_of
 from alignedserve.engine.models.loading import Loader
+from alignedserve.engine.models.model import attention_of
 from alignedserve.engine.models.transformers_model import (
     CLOSE,
     PAGED,
@@ -65,9 +65,9 @@ def load_transformers(folder: Path, config: GenericConfig, loader: Loader) -> tu
     with quiet():
         model, began = read_model(folder, config, loader), time.perf_counter()
         with one_line(folder, f"{model.kind} cannot run with our attention"):
-            found = _probed(folder, model, config)
+            found = config if config.attends_itself else _probed(folder, model, config)
             _compare(folder, model, found, loader.dtype, loader.kernels)
-        log.info("%s: all %d layers checked in %.1f s", model.kind, len(model.layers), time.perf_counter() - began)
+        log.info("%s: all %d layers checked in %.1f s", model.kind, config.num_layers, time.perf_counter() - began)
     return found, model
 
 

@@ -136,7 +136,7 @@ def _names_of_layers(model: Any, loader: Loader) -> list[str]:
     return [
         name
         for name, layer in model.named_modules()
-        if (type(layer) is nn.Linear or _is_transposed(layer))
+        if (type(layer) is nn.Linear or type(layer).__name__ == "FalconLinear" or _is_transposed(layer))
         and users[id(layer.weight)] <= 1
         and layer.weight.dtype is loader.dtype
         and not _ROUTERS & {*name.split(".")[-2:]}

@@ -16,10 +16,11 @@ import logging
 import mmap
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,10 @@ from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.transformers_layers import quantise_layers, read_weights, reads_as_stored
 from alignedserve.engine.weights.dummy import DummyWeights
 from alignedserve.errors import ModelError, UnsupportedModel
+from alignedserve.kernels.common.decoder import Paged
 from alignedserve.kernels.common.scoring import Scoring
+from alignedserve.kernels.common.spans import Spans
+from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.signs import growing
 
 log = logging.getLogger("alignedserve.engine")
@@ -167,6 +171,90 @@ class TransformersModel(Model):
         raise UnsupportedModel(f"K and V of {self.kind} cannot be computed from the inputs of a layer")
 
 
+class SelfAttendingModel(TransformersModel):
+    """A transformers model whose layers attend by themselves, to copies of K and V.
+
+    Requests with as many tokens in a step run as one batch, the shorter ones padded on the left, as long as the copies
+    are no larger than that of the longest request that the model takes.
+    """
+
+    def __init__(self, model: Any, dtype: torch.dtype, config: GenericConfig, kernels: Kernels) -> None:
+        super().__init__(model, dtype)
+        self._config, self._kernels = config, kernels
+        takes = inspect.signature(model.base_model.forward).parameters
+        self._cache_name = "cache" if "cache" in takes else "past_key_values"  # until transformers 5.23
+        self._takes_positions = "position_ids" in takes
+
+    def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
+        return self.logits(self.states(tokens, positions, rows, attention))
+
+    def states(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
+        paged = attention.paged
+        assert paged is not None, "all requests are kept as KV"
+        states = torch.empty(len(tokens), self._config.hidden_size, dtype=self._dtype, device=tokens.device)
+        made = states.new_empty(len(paged.cache), 2, len(tokens), self._config.kv_dim)
+        for batch in self._batches(paged.spans):
+            own = batch.rows.to(tokens.device)
+            past, mask = self._past(paged, batch)
+            options = {self._cache_name: past, "attention_mask": mask, "use_cache": True}
+            if self._takes_positions:
+                options["position_ids"] = positions[own]
+            states[own] = self._model.base_model(input_ids=tokens[own], **options).last_hidden_state.to(self._dtype)
+            for number, layer in enumerate(past.layers):
+                for into, whole in zip(made[number], (layer.keys, layer.values), strict=True):
+                    into[own] = whole[:, :, -own.shape[1] :].transpose(1, 2).flatten(2).to(self._dtype)
+        for layer, (k, v) in zip(paged.cache, made, strict=True):
+            self._kernels.write(layer, paged.spans, k, v)
+        return states if rows is None else states[rows]
+
+    def _batches(self, spans: Spans) -> Iterator[_Batch]:
+        bounds, lengths = spans.rows.tolist(), spans.tokens.tolist()
+        queries = [end - first for first, end in pairwise(bounds)]
+        batch: list[int] = []
+        for span in sorted(range(len(spans)), key=lambda span: (queries[span], lengths[span])):
+            fits = (len(batch) + 1) * lengths[span] <= self._config.max_positions
+            if batch and (queries[batch[0]] != queries[span] or not fits):
+                yield _Batch.of(spans, batch, bounds, queries[batch[0]])
+                batch = []
+            batch.append(span)
+        yield _Batch.of(spans, batch, bounds, queries[batch[0]])
+
+    def _past(self, paged: Paged, batch: _Batch) -> tuple[Any, Tensor | None]:
+        """Return K and V as transformers keeps them, and which of the tokens count; None where all do."""
+        from transformers import DynamicCache
+
+        past, device = DynamicCache(), paged.cache.device
+        slots, absent = batch.slots.to(device), (batch.slots < 0).to(device)
+        for number, layer in enumerate(paged.cache if slots.numel() else ()):
+            vectors = layer.view(-1, layer.shape[-1])
+            both = (vectors[found.clamp(0)] for found in (slots, slots + layer.shape[1]))
+            by_head = (x.masked_fill(absent[..., None], 0).unflatten(2, (-1, self._config.head_dim)) for x in both)
+            past.update(*(x.transpose(1, 2) for x in by_head), number)
+        if not bool(absent.any()):
+            return past, None
+        return past, torch.nn.functional.pad((~absent).long(), (0, batch.rows.shape[1]), value=1)
+
+    def attend_by(self, name: str) -> None:
+        """Do nothing: the layers attend in one way."""
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Requests that run together."""
+
+    rows: Tensor  # [requests, tokens of each]: where their tokens lie in the step
+    slots: Tensor  # [requests, most tokens before these]: of K; -1 before the first token of a shorter request
+
+    @staticmethod
+    def of(spans: Spans, batch: Sequence[int], bounds: Sequence[int], queries: int) -> _Batch:
+        past = [spans.slots(span)[:-queries] for span in batch]
+        slots = torch.full((len(batch), max(map(len, past))), -1)
+        for row, known in zip(slots, past, strict=True):
+            row[len(row) - len(known) :] = known
+        firsts = torch.tensor([bounds[span] for span in batch])
+        return _Batch(firsts[:, None] + torch.arange(queries), slots)
+
+
 class FoundStates(torch.nn.Module):
     """Stands in for the layers below a head, whose states are known."""
 
@@ -175,9 +263,9 @@ class FoundStates(torch.nn.Module):
         self._states = states
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        from transformers.modeling_outputs import BaseModelOutput
+        from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-        return BaseModelOutput(last_hidden_state=self._states)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self._states)
 
 
 @contextmanager
@@ -195,11 +283,14 @@ def read_model(folder: Path, config: GenericConfig, loader: Loader) -> Transform
     """Read a model from a folder, and count the bytes of its weights."""
     began = time.perf_counter()
     model = _read(folder, config, loader)
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise UnsupportedModel(f"{folder}: {config.architecture} is not supported: it counts positions by itself")
     loader.count(sum(parameter.nbytes for parameter in model.parameters()))
     log.info("%s, run by transformers, was read in %.1f s", type(model).__name__, time.perf_counter() - began)
-    return TransformersModel(model.eval().requires_grad_(False).to(loader.device), loader.dtype)
+    model = model.eval().requires_grad_(False).to(loader.device)
+    if config.attends_itself:
+        return SelfAttendingModel(model, loader.dtype, config, loader.kernels)
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedModel(f"{folder}: {config.architecture} is not supported: it counts positions by itself")
+    return TransformersModel(model, loader.dtype)
 
 
 def _read(folder: Path, config: GenericConfig, loader: Loader) -> Any:
@@ -207,7 +298,8 @@ def _read(folder: Path, config: GenericConfig, loader: Loader) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     with one_line(folder, "cannot be read by transformers"):
-        known = AutoConfig.from_pretrained(folder, **_LOCAL)
+        ways = {} if config.attends_itself else {"attn_implementation": PROBE}
+        known = AutoConfig.from_pretrained(folder, **ways, **_LOCAL)
     runs = _names(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(known), ()))
     if config.architecture not in runs:
         instead = " or ".join(runs) or "no causal language model"
@@ -241,7 +333,7 @@ def _pretrained(folder: Path, known: Any, loader: Loader) -> Any:
     """Return a model that transformers reads."""
     from transformers import AutoModelForCausalLM
 
-    options = {"config": known, "dtype": loader.dtype, "attn_implementation": PROBE, "use_safetensors": True, **_LOCAL}
+    options = {"config": known, "dtype": loader.dtype, "use_safetensors": True, **_LOCAL}
     with growing(loader.signs, _resident_bytes):
         model, found = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
     missing = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
@@ -256,7 +348,7 @@ def _random(known: Any, loader: Loader) -> Any:
 
     with torch.random.fork_rng(), loader.device:
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(known, dtype=loader.dtype, attn_implementation=PROBE)
+        model = AutoModelForCausalLM.from_config(known, dtype=loader.dtype)
     if loader.quantization is not Quantization.NONE:
         quantise_layers(model, loader)
     return model
@@ -277,7 +369,7 @@ def _empty(known: Any, dtype: torch.dtype) -> Any:
     from transformers.initialization import no_init_weights
 
     with no_init_weights():
-        model = AutoModelForCausalLM.from_config(known, dtype=dtype, attn_implementation=PROBE)
+        model = AutoModelForCausalLM.from_config(known, dtype=dtype)
     model.tie_weights()
     return model
 

@@ -11,9 +11,11 @@ Sampled tokens stay on the device until they are read: on a GPU, reading them is
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import TypeAlias
 
 import torch
@@ -21,13 +23,39 @@ from torch import Tensor
 
 from alignedserve.core import History, Logprob, Sampling
 from alignedserve.engine.sampling.edits import Edits, edit_logits
-from alignedserve.engine.sampling.turns import Turns
 from alignedserve.kernels.common.drawing import NONE, Likeliest, table_of
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.threads import compute_alone
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.text.syntax import Syntaxes
+
+
+class Turns:
+    """Does the work of several callers in one thread, each in its turn: none waits for all that another has ordered."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, name, initializer=compute_alone)  # starts with the first work
+        self._lock = Lock()
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}  # by caller; the first one's turn is now
+
+    def add(self, caller: str, work: Callable[[], None]) -> None:
+        with self._lock:
+            self._waiting.setdefault(caller, deque()).append(work)
+        self._thread.submit(self._next)
+
+    def _next(self) -> None:
+        with self._lock:
+            caller, waiting = next(iter(self._waiting.items()))
+            work = waiting.popleft()
+        try:
+            work()
+        finally:
+            with self._lock:
+                del self._waiting[caller]
+                if waiting:
+                    self._waiting[caller] = waiting  # behind those who came meanwhile
+
 
 _MASK = (1 << 64) - 1
 REFERENCE: Kernels = Reference()

@@ -148,8 +148,10 @@ class Tensors:
         return self._places[stored], stored
 
     def _stored(self, name: str) -> str:
-        """Return the name in the files: a model saved without its head names its tensors without the first part."""
-        return name if name in self._places else name.partition(".")[2]
+        """Return the name in the files: a model saved without its head names its tensors without the first part, and
+        files of GPT-NeoX call the head otherwise."""
+        known = (each for each in (name, name.replace("lm_head.", "embed_out.")) if each in self._places)
+        return next(known, name.partition(".")[2])
 
 
 def _read(file: Any, stored: str, shape: tuple[int, ...], cut: Cut | None) -> tuple[tuple[int, ...], Tensor]:

@@ -20,8 +20,8 @@ from pathlib import Path
 from threading import Lock
 from typing import TypeAlias
 
-from alignedserve.architectures.adapters.lora import CONFIG, WEIGHTS, LoraFiles, read_lora
 from alignedserve.architectures.config import DTYPE_BYTES, ModelConfig
+from alignedserve.architectures.families.lora import CONFIG, WEIGHTS, LoraFiles, read_lora
 from alignedserve.config.choices import MOST_NAME
 from alignedserve.core import Adapter
 from alignedserve.errors import AdapterError

@@ -13,9 +13,9 @@ from torch import Tensor
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.architectures.quantization import Quantization
-from alignedserve.engine.models.attention import attention_of
 from alignedserve.engine.models.families.choice import load_model
 from alignedserve.engine.models.loading import Loader
+from alignedserve.engine.models.model import attention_of
 from alignedserve.engine.weights.forms import weights_of
 from alignedserve.kernels.common.int8_kv import vector_of
 from alignedserve.kernels.common.linear import Linear

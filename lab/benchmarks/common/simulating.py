@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import yaml
 
 from alignedserve.lab.loads.records.records import RunRecord
+from alignedserve.lab.processes import ONE_THREAD
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.trials.building import settings_of
-from alignedserve.machine.one_thread import ONE_THREAD
 from alignedserve.machine.resources import usable_cores
 
 R = TypeVar("R")

@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from alignedserve.architectures.families.bloom import BloomConfig
 from alignedserve.architectures.families.deepseek import DeepseekConfig
 from alignedserve.architectures.families.encoders import BertConfig, ModernBertConfig
 from alignedserve.architectures.families.generic import GenericConfig
 from alignedserve.architectures.families.llama import LlamaConfig
 from alignedserve.architectures.families.model_config import ModelConfig
+from alignedserve.architectures.families.opt import OptConfig
 from alignedserve.architectures.vectors import EncoderConfig
-from alignedserve.engine.adapters.layers import AdaptedLayers
 from alignedserve.engine.models.encoder import Encoder, EncoderModel
 from alignedserve.engine.models.families.bert import Bert
-from alignedserve.engine.models.families.bloom import Bloom
 from alignedserve.engine.models.families.deepseek import Deepseek
 from alignedserve.engine.models.families.llama import Llama
 from alignedserve.engine.models.families.modern_bert import ModernBert
+from alignedserve.engine.models.families.opt import Opt
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.model import Model
 from alignedserve.engine.models.transformers_checks import load_transformers
+from alignedserve.engine.weights.adapters import AdaptedLayers
 from alignedserve.errors import UnsupportedModel
 
 
@@ -53,8 +53,8 @@ def load_model(config: ModelConfig, loader: Loader) -> Model:
     match config:
         case LlamaConfig():
             return Llama(config, loader)
-        case BloomConfig():
-            return Bloom(config, loader)
+        case OptConfig():
+            return Opt(config, loader)
         case DeepseekConfig():
             return Deepseek(config, loader)
     raise UnsupportedModel(f"there is no module for the configuration {type(config).__name__}")

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from alignedserve.architectures.families.llama import LlamaConfig, Temperature
 from alignedserve.architectures.routing import ExpertNames
-from alignedserve.engine.adapters.layers import in_halves
 from alignedserve.engine.models.experts import DenseMlp, Mlp, add_normed, mlp_of
 from alignedserve.engine.models.loading import KVProjections, Loader
 from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.rope import Rotation
+from alignedserve.engine.weights.adapters import in_halves
 from alignedserve.kernels.common.decoder import Angles, AttentionLayer, Layer, Norm
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.placing import on_device

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from alignedserve.architectures.config import ModelConfig
-from alignedserve.architectures.families.bloom import BloomConfig
 from alignedserve.architectures.families.llama import LlamaConfig
+from alignedserve.architectures.families.opt import OptConfig
 from alignedserve.architectures.given import read_json
 from alignedserve.architectures.weight_files import FLOATS, read_shapes
 from alignedserve.errors import AdapterError, ModelError
@@ -83,8 +83,7 @@ def read_lora(folder: Path, model: ModelConfig) -> LoraFiles:
     shapes = linear_shapes(model)
     if not shapes:
         raise AdapterError(
-            f"{folder}: adapters change Llama's family, Gemma, GLM, Phi, Llama 4, OPT, GPT-NeoX, Bloom, Falcon and MPT,"
-            " and not this"
+            f"{folder}: adapters change Llama's family, Gemma, GLM, Phi-3, Llama 4 and OPT, and not this"
         )
     if not folder.is_dir():
         raise AdapterError(f"{folder} is not a folder: name one with {CONFIG} and {WEIGHTS}")
@@ -105,18 +104,17 @@ def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
     """Return the outputs and inputs of each linear layer that adapters may change, by its name in transformers."""
     if isinstance(model, LlamaConfig):
         prefix, of_layers = f"{model.prefix}.layers", [_shapes_of_llama(model, n) for n in range(model.num_layers)]
-    elif isinstance(model, BloomConfig):
-        prefix, of_layers = model.names.layers, [_shapes_of_bloom(model)] * model.num_layers
+    elif isinstance(model, OptConfig):
+        prefix, of_layers = "model.decoder.layers", [_shapes_of_opt(model)] * model.num_layers
     else:
         return {}
     return {f"{prefix}.{n}.{name}": shape for n, shapes in enumerate(of_layers) for name, shape in shapes.items()}
 
 
-def _shapes_of_bloom(model: BloomConfig) -> dict[str, tuple[int, int]]:
-    hidden, query, kv, inner = model.hidden_size, model.query_dim, model.kv_dim, model.intermediate_size
-    names, outputs = model.names, (query, kv, kv) if len(model.names.qkv) > 1 else (query + 2 * kv,)
-    shapes = {name: (out, hidden) for name, out in zip(names.qkv, outputs, strict=True)}
-    return shapes | {names.out: (hidden, query), names.up: (inner, hidden), names.down: (hidden, inner)}
+def _shapes_of_opt(model: OptConfig) -> dict[str, tuple[int, int]]:
+    hidden, query, inner = model.hidden_size, model.query_dim, model.intermediate_size
+    shapes = {f"self_attn.{part}_proj": (query, hidden) for part in "qkv"}
+    return shapes | {"self_attn.out_proj": (hidden, query), "fc1": (inner, hidden), "fc2": (hidden, inner)}
 
 
 def _shapes_of_llama(model: LlamaConfig, number: int) -> dict[str, tuple[int, int]]:
