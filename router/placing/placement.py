@@ -474,23 +474,19 @@ class Placement:
         decode = self._least(Role.DECODE, request.service, now)
         if decode is None or self._node[decode] not in known.pools:
             return None
-        told, rooms = self._lent.get(prefill), self._rooms_of(decode)
-        room = inf if told is None else told
-        has_less = room < (rooms.for_chats(decode) or 0)
-        if is_rt and room < rooms.blocks(len(request.prompt)) <= (rooms.for_chats(decode) or 0):
-            return decode  # on the prefill worker the prompt would wait for memory
         first_s = self._first_token_s(prefill, request, known, now)
-        waits = (
-            QUEUE_SHARE_OF_TTFT_WHEN_PREFILL_DECODES
-            if lends and decode not in self._coming.values()
-            else QUEUE_SHARE_OF_TTFT
-        )
-        if is_rt and first_s <= waits * request.slo.ttft_s:
-            return None
         if is_rt:
-            wins_s = 0.0 if has_less or rooms.has_room(decode, self._most(request)) else inf
-        else:
-            wins_s = PILED_BE_S if self._holdings_of(decode).rt_tokens else 0.0
+            rooms, told = self._rooms_of(decode), self._lent.get(prefill)
+            blocks = rooms.blocks(len(request.prompt))
+            if blocks > (rooms.for_chats(decode) or 0):
+                return None  # there the prompt would wait for memory
+            if told is not None and blocks > told:
+                return decode  # and else here
+            is_apart = not lends or decode in self._coming.values()
+            share = QUEUE_SHARE_OF_TTFT if is_apart else QUEUE_SHARE_OF_TTFT_WHEN_PREFILL_DECODES
+            if first_s <= share * request.slo.ttft_s:
+                return None
+        wins_s = PILED_BE_S if not is_rt and self._holdings_of(decode).rt_tokens else 0.0
         return decode if self._first_token_s(decode, request, known, now) < first_s - wins_s else None
 
     def _first_token_s(self, worker: str, request: Request, known: Known, now: float) -> float:

@@ -166,10 +166,6 @@ class Rooms:
         worker = self._emptiest(self._fullest_last)
         return float("-inf") if worker is None else self._rooms[worker].free_blocks
 
-    def has_room(self, worker: str, tokens: int) -> bool:
-        room = self._rooms.get(worker)
-        return room is not None and room.free_blocks >= self.blocks(tokens)
-
     def choose(self, tokens: Sequence[int], most: int = 0, gives: bool = False) -> str:
         """Return a worker for a prompt that may grow to `most` tokens, and count the room as taken; "" for none.
 

@@ -25,10 +25,7 @@ class TestRooms:
         assert [rooms.choose(range(3)) for _ in range(4)] == ["decode-1", "decode-1", "decode-0", "decode-1"]
 
     def test_a_long_request_takes_what_it_holds_at_once(self) -> None:
-        rooms = Rooms(block_size=4, retention=Retention(20))
-        rooms.tell("decode-0", 6)
-        assert rooms.has_room("decode-0", 1000)
-        assert not Rooms(block_size=4, retention=Retention(24)).has_room("decode-0", 1000)
+        assert [Rooms(4, retention=Retention(most)).blocks(1000) for most in (20, 24)] == [6, 7]
 
     def test_what_it_tells_counts_not_what_was_guessed(self) -> None:
         rooms = Rooms(block_size=4)
