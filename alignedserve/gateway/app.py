@@ -20,6 +20,7 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from json import dumps
 from typing import Any, TypeAlias, TypeVar
 
 from fastapi import FastAPI
@@ -61,7 +62,7 @@ from alignedserve.gateway.openai.types import (
     unread_variables,
 )
 from alignedserve.gateway.openapi import document
-from alignedserve.gateway.pages import docs_page, front_answer, html_answer
+from alignedserve.gateway.pages import JSON, docs_page, front_answer, page_answer
 from alignedserve.gateway.responding import ResponseRoutes
 from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.gateway.settings import GatewaySettings
@@ -114,11 +115,11 @@ def make_app(
     app.add_exception_handler(AlignedServeError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
     described = document(bool(job_routes))
-    routes = _Routes(app, starter, docs_page(described))
+    routes = _Routes(app, starter, described)
     app.state.dashboard = dashboard = Dashboard(starter.whole, metrics.log, routes.head, settings.stalled_client_s)
     app.state.end_revoked = lambda: calls.end_revoked(settings.keys)
     own = ResponseRoutes(starter, keeper or ResponseKeeper(None, JobsConfig())).routes, job_routes
-    for scopes, table in _tables(starter, routes, described, dashboard, *own):
+    for scopes, table in _tables(starter, routes, dashboard, *own):
         for method, path, answer in table:
             app.add_route(path, _restrict(scopes, answer, settings) if scopes else answer, methods=[method])
     return app
@@ -127,7 +128,6 @@ def make_app(
 def _tables(
     starter: Starter,
     routes: _Routes,
-    described: Mapping[str, Any],
     dashboard: Dashboard,
     responses: Sequence[HttpRoute],
     jobs: Sequence[HttpRoute],
@@ -150,7 +150,7 @@ def _tables(
         ("POST", "/v1/fim/completions", partial(answer_body, starter, FimRequest, routes.begin)),
         ("POST", "/tokenize", partial(routes.convert, TokenizeRequest, tokenize)),
         ("POST", "/detokenize", partial(routes.convert, DetokenizeRequest, detokenize)),
-        ("GET", "/openapi.json", _always(JSONResponse, described)),
+        ("GET", "/openapi.json", routes.openapi),
         ("GET", "/version", routes.version),
         *responses,
         *MessageRoutes(starter).routes,
@@ -204,8 +204,9 @@ def _always(answer: Callable[[T], Response], told: T) -> Answer:
 
 
 class _Routes:
-    def __init__(self, app: FastAPI, starter: Starter, docs: str) -> None:
-        self._app, self._starter, self._docs = app, starter, docs
+    def __init__(self, app: FastAPI, starter: Starter, described: Mapping[str, Any]) -> None:
+        self._app, self._starter, self._docs = app, starter, docs_page(described)
+        self._described = dumps(described, ensure_ascii=False, separators=(",", ":"))
         self._client, self._text, self._settings = starter.whole, starter.text, starter.settings
         self._began_at = int(time.time())
 
@@ -321,7 +322,10 @@ class _Routes:
         return front_answer(http, _version(), settings.listed_names, has_keys, is_chat)
 
     async def docs(self, http: HttpRequest) -> Response:
-        return html_answer(self._docs, http)
+        return page_answer(self._docs, http)
+
+    async def openapi(self, http: HttpRequest) -> Response:
+        return page_answer(self._described, http, JSON)
 
     def _card(self, name: str) -> dict[str, Any]:
         """Return what OpenAI's and Anthropic's clients look for."""

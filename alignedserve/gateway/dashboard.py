@@ -29,7 +29,7 @@ from alignedserve.gateway.files import HttpRoute
 from alignedserve.gateway.http.middleware import PAGE
 from alignedserve.gateway.openai.errors import invalid, overloaded
 from alignedserve.gateway.openai.streaming import WatchedStream
-from alignedserve.gateway.pages import html_answer
+from alignedserve.gateway.pages import page_answer
 from alignedserve.metrics.recent import SLOT_S, SLOTS_S, RecentRequests, RequestLog
 from alignedserve.owner.client import DeploymentClient
 from alignedserve.protocol.messages import Figures
@@ -87,7 +87,7 @@ class Dashboard:
             page.put(None)
 
     async def page(self, http: HttpRequest) -> Response:
-        return html_answer(live_page(), http)
+        return page_answer(live_page(), http)
 
     async def events(self, http: HttpRequest) -> Response:
         asked = http.query_params.get("slot_s", f"{SLOT_S:g}")

@@ -31,6 +31,7 @@ def html_page(title: str, body: str) -> str:
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body><h1>{escape(title)}</h1>{body}</body></html>'
 
 
+HTML, JSON = "text/html", "application/json"
 MOST_PLAIN = 64  # pages that are sent at once as they are: their clients need no key, and may read nothing
 _STALL_S = 10.0  # in which such a client must read some
 _PIECE_BYTES = 16 << 10
@@ -43,10 +44,10 @@ class _EncodedPage(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _encoded(page: str) -> _EncodedPage:
+def _encoded(page: str, kind: str) -> _EncodedPage:
     """Return a page as it is sent, made once: its policy and packing take milliseconds."""
     headers = {
-        "Content-Security-Policy": policy(page),
+        **({"Content-Security-Policy": policy(page)} if kind == HTML else {}),
         "Cache-Control": "no-store",
         "Referrer-Policy": "no-referrer",
         "X-Content-Type-Options": "nosniff",
@@ -68,9 +69,9 @@ class _PlainPage(WatchedStream):
             _PlainPage.num_open -= 1
 
 
-def html_answer(page: str, http: HttpRequest) -> Response:
+def page_answer(page: str, http: HttpRequest, kind: str = HTML) -> Response:
     """Answer with a page: packed, as each browser takes it; else in pieces, as the client reads them, and to few."""
-    encoded, kind = _encoded(page), "text/html"
+    encoded = _encoded(page, kind)
     if "gzip" in http.headers.get("accept-encoding", ""):
         return Response(encoded.packed, headers={**encoded.headers, "Content-Encoding": "gzip"}, media_type=kind)
     if _PlainPage.num_open >= MOST_PLAIN:
@@ -98,7 +99,7 @@ def front_answer(
         script = _text("dashboard", "markdown.js") + _text("dashboard", "chat.js")  # one, as the policy allows one
         shown = {"version": version, "models": () if has_keys else models, "links": _LINKS, "is_chat": is_chat}
         page = _template("front.html").render(**shown, script=script)
-        return html_answer(html_page(_NAME, page), http)
+        return page_answer(html_page(_NAME, page), http)
     served = {} if has_keys else {"version": version, "models": list(models)}
     links = {path.rpartition("/")[2].removesuffix(".json"): path for path in _LINKS}
     return JSONResponse({"name": _NAME, **served, "links": links}, headers={"Vary": "Accept"})

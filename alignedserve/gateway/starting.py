@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -20,10 +21,11 @@ from alignedserve.gateway.http.bodies import LONG_BYTES, Bodies, BodyTurns
 from alignedserve.gateway.http.limits import LoopPace
 from alignedserve.gateway.http.middleware import record_of, tab_of
 from alignedserve.gateway.http.records import BodyMeter
-from alignedserve.gateway.openai.errors import ClientGone, draining, no_such_model, not_ready, only_embeds
+from alignedserve.gateway.openai.errors import draining, no_such_model, not_ready, only_embeds
 from alignedserve.gateway.openai.promises import ServicePromise, make_promise, retries
 from alignedserve.gateway.openai.reading import AnswerReader
 from alignedserve.gateway.openai.requests import Origin, make_requests, num_requests
+from alignedserve.gateway.openai.streaming import unless_gone
 from alignedserve.gateway.openai.strict import Body, parse_body
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.settings import GatewaySettings
@@ -113,9 +115,9 @@ class Starter:
                 http.state.turn = await held.enter_async_context(turn)
                 body = parse_body(kind, sent)
             else:
-                async with self._pace.turn(tab.caller.id):
-                    if await http.is_disconnected():  # it may have waited for seconds
-                        raise ClientGone
+                async with self._pace.turn(tab.caller.id) as wait_s:
+                    if wait_s:
+                        await unless_gone(http.receive, asyncio.sleep(wait_s))
                     http.state.turn = await held.enter_async_context(turn)
                     body = self._pace.measured(tab.caller.id, partial(parse_body, kind, sent))
             yield body

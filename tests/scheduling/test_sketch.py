@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 
 from hypothesis import given
@@ -43,3 +45,10 @@ def test_of_a_long_document_both_ends_are_looked_at() -> None:
     start, middle, end = [*range(ENDS)], [*range(10_000, 20_000)], [*range(500, 500 + ENDS)]
     assert sketch_of([*start, *middle, *end]) == sketch_of([*start, *reversed(middle), *end])
     assert sketch_of([*start, *middle, *end]) != sketch_of([*start, *middle, *reversed(end)])
+
+
+def test_the_first_imports_nothing() -> None:
+    """An event loop makes it for the first chat: numpy brings some of its functions only when they are called."""
+    code = "import sys; from alignedserve.scheduling.sketch import sketch_of; before = {*sys.modules}"
+    code += "; sketch_of((1, 2, 3)); print({*sys.modules} - before)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"

@@ -396,11 +396,10 @@ class LoopPace(Pace):
         self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)
 
     @asynccontextmanager
-    async def turn(self, caller: str) -> AsyncIterator[None]:
-        """Wait until the caller may have a body parsed: one at a time."""
+    async def turn(self, caller: str) -> AsyncIterator[float]:
+        """Hold the caller's turn at parsing: one at a time, after these seconds."""
         async with self._turns[caller]:
-            await asyncio.sleep(self.wait_s(caller, 0.0))
-            yield
+            yield self.wait_s(caller, 0.0)
 
     def measured(self, caller: str, parse: Callable[[], T]) -> T:
         began = time.thread_time()

@@ -77,8 +77,6 @@ class Strict(BaseModel):
         very many fields before they are checked: each fault would be written down."""
         if not isinstance(tree, dict):
             return tree
-        if len(tree) > MOST_NAMES:
-            raise fault(None, _MANY_NAMES)
         for name, value in tree.items() if cls.UNSUPPORTED else ():
             if name not in cls.UNSUPPORTED or value is None:
                 continue
@@ -86,7 +84,7 @@ class Strict(BaseModel):
             if not any(value == each and is_bool == isinstance(each, bool) for each in usual):
                 raise fault(name, f"{cls.WHERE}{name} is not supported yet: leave it out", UNSUPPORTED)
         tree = {name: value for name, value in tree.items() if name not in cls.UNSUPPORTED}
-        for name, value in tree.items():
+        for name, value in [(None, tree), *tree.items()]:
             if isinstance(value, dict) and len(value) > MOST_NAMES:
                 raise fault(name, _MANY_NAMES)
         if (name := next((name for name in tree if name not in _fields_of(cls)), None)) is not None:
@@ -167,4 +165,6 @@ def parse_body(kind: type[Body], body: bytes | bytearray) -> Body:
             raise invalid(f"{said}: {error}", code="invalid_json", logged=said) from error
         if not isinstance(tree, dict):
             raise invalid("the body must be a JSON object", code="invalid_json")
+        if len(tree) > MOST_NAMES:
+            raise invalid(_MANY_NAMES)
         return kind.of(tree)
