@@ -18,7 +18,7 @@ CHROMIUM := build/chromium
 HELM := build/helm
 # A shell that forbids Python to keep what it has compiled makes each part start slowly, and triples pytest's collection.
 export PYTHONDONTWRITEBYTECODE =
-.PHONY: serve prepared kernels-elsewhere kernels-of-cpus kernels-of-gpus redis chromium helm smollm2 site check cores warnings near draws test pytest test-again soak chaos endurance figures digests-everywhere mutants setup setup-serving lint types sbom audit clean
+.PHONY: serve prepared kernels-elsewhere kernels-of-cpus kernels-of-gpus redis chromium helm smollm2 site check cores warnings near draws test pytest test-again soak chaos endurance figures digests-everywhere mutants setup setup-serving lint types locks sbom audit clean
 .DEFAULT_GOAL := test
 # Arguments of the command: make serve ARGS="--topology 1+1 --port 9000"
 ARGS ?=
@@ -167,6 +167,10 @@ SITE ?= build
 export NO_MKDOCS_2_WARNING = 1
 site: $(TESTING)
 	$(BIN)/mkdocs $(SITE)
+
+# Which versions are installed: written again after a change of pyproject.toml. UPGRADE=1 takes the newest.
+locks: $(TESTING)
+	@PATH=$(abspath $(BIN)):$$PATH .ci/locks
 
 # What a release is served with, as a list for those who watch vulnerabilities (CycloneDX): build/sbom.json
 sbom:

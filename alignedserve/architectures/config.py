@@ -244,18 +244,13 @@ _KEYS = {
 }
 
 
-def common(
-    given: Given,
-    text: Given | None = None,
-    usual: Mapping[str, int] = MappingProxyType({}),
-    keys: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, Any]:
+def common(given: Given, text: Given | None = None, usual: Mapping[str, int] = MappingProxyType({})) -> dict[str, Any]:
     """Return the fields that all families of our own modules have, of a file with other parts those of its `text`.
 
-    `usual` has the sizes of missing keys. `keys` has the keys of fields that the family names otherwise."""
+    `usual` has the sizes of missing keys."""
     text = text or given
     return {
-        **{field: text.whole(key, usual.get(key)) for field, key in {**_KEYS, **keys}.items()},
+        **{field: text.whole(key, usual.get(key)) for field, key in _KEYS.items()},
         "dtype": stored_dtype(given, text),
         "stored": stored_form(given, text),
         "eos_tokens": given.token_ids("eos_token_id") or text.token_ids("eos_token_id"),

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import audit
-import lock
 import sbom
+from tests.tools.test_locks import LOCKS, entries
 
 KNOWS = "torch==2.13.0"  # what the auditor below has heard of
 
@@ -28,7 +28,7 @@ def auditor(folder: Path, body: str) -> str:
 def test_every_lock_is_asked_about_and_strictly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert audit.main(auditor(tmp_path, "sys.exit('--strict' not in sys.argv)")) == 0
     said = capsys.readouterr().out
-    assert re.findall(r"^(\S+): no known vulnerability$", said, re.M) == sorted(p.name for p in lock.LOCKS.iterdir())
+    assert re.findall(r"^(\S+): no known vulnerability$", said, re.M) == sorted(p.name for p in LOCKS.iterdir())
 
 
 def test_a_vulnerability_fails_whichever_build_of_torch_is_locked(
@@ -50,15 +50,15 @@ def test_what_could_not_be_asked_is_one_line_and_no_pass(tmp_path: Path, capsys:
 
 
 def test_a_release_lists_all_that_it_is_served_with(tmp_path: Path) -> None:
-    made = sbom.bill(lock.LOCKS)
+    made = sbom.bill(LOCKS)
     assert (made["bomFormat"], made["specVersion"], made["version"]) == ("CycloneDX", "1.6", 1)
     assert re.fullmatch(r"urn:uuid:[0-9a-f-]{36}", made["serialNumber"])
     names = {each["name"] for each in made["components"]}
     assert {"torch", "nvidia-cublas", "triton", "tokenspeed-fa3", "ray", "redis", "fastapi"} <= names
     for name in sbom.SERVED:
-        text = (lock.LOCKS / name).read_text()
+        text = (LOCKS / name).read_text()
         listed = [each for each in made["components"] if each["properties"][0]["value"] == name]
-        assert len(listed) == len(lock.entries(text)), name
+        assert len(listed) == len(entries(name)), name
         assert sum(len(each["hashes"]) for each in listed) == text.count("--hash=sha256:")
     assert all(re.fullmatch(r"pkg:pypi/[a-z0-9-]+@[\w.%]+", each["purl"]) for each in made["components"])
     assert all(len(digest["content"]) == 64 for each in made["components"] for digest in each["hashes"])
@@ -66,4 +66,4 @@ def test_a_release_lists_all_that_it_is_served_with(tmp_path: Path) -> None:
     assert len({*references}) == len(references)
     written = subprocess.run([sys.executable, sbom.__file__, tmp_path / "a" / "sbom.json"], check=False)
     assert written.returncode == 0
-    assert sbom.bill(lock.LOCKS) == made, "the same locks give the same list"
+    assert sbom.bill(LOCKS) == made, "the same locks give the same list"

@@ -73,11 +73,9 @@ class GenericConfig(ModelConfig):
 
     @property
     def why_not_int8(self) -> str | None:
-        return (
-            "layers of this model attend by themselves, to plain K and V"
-            if self.attends_itself
-            else super().why_not_int8
-        )
+        if self.attends_itself:
+            return "layers of this model attend by themselves, to plain K and V"
+        return super().why_not_int8
 
     def step_bytes(self, tokens: int, batch: int, dtype: str) -> int:
         least = super().step_bytes(tokens, batch, dtype)

@@ -7,6 +7,9 @@ row of a batch, each with its position in its own request, so the model never se
 This works only for models whose layers keep nothing but K and V of each token, and do not themselves decide which
 tokens a token attends to. So each model is checked when it is loaded (transformers_checks.py); a model of another kind
 is refused with a message of one line. Code that comes in a model's folder is never run.
+
+The layers of a few families call no such function. They attend by themselves, to copies of what the device cache has
+(`SelfAttendingModel`).
 """
 
 from __future__ import annotations
@@ -224,13 +227,14 @@ class SelfAttendingModel(TransformersModel):
         from transformers import DynamicCache
 
         past, device = DynamicCache(), paged.cache.device
-        slots, absent = batch.slots.to(device), (batch.slots < 0).to(device)
+        pads = batch.slots < 0
+        slots, absent = batch.slots.to(device), pads.to(device)
         for number, layer in enumerate(paged.cache if slots.numel() else ()):
             vectors = layer.view(-1, layer.shape[-1])
             both = (vectors[found.clamp(0)] for found in (slots, slots + layer.shape[1]))
             by_head = (x.masked_fill(absent[..., None], 0).unflatten(2, (-1, self._config.head_dim)) for x in both)
             past.update(*(x.transpose(1, 2) for x in by_head), number)
-        if not bool(absent.any()):
+        if not pads.any():
             return past, None
         return past, torch.nn.functional.pad((~absent).long(), (0, batch.rows.shape[1]), value=1)
 
