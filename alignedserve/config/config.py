@@ -82,7 +82,10 @@ class Config:
     tool_call_parser: str = setting(
         AUTO, "format in which the model calls tools, by vLLM's name; by default as its chat template shows"
     )
-    topology: Topology = common(Topology(), "colocated, 2xcolocated, or prefill+decode workers such as 1+1")
+    topology: Topology = common(
+        Topology(),
+        f"numbers of workers: {Topology.FORM}, which chooses by nodes, GPUs and promises",
+    )
     transport: TransportName = setting(
         TransportName.AUTO,
         "how KV goes from worker to worker: through the KV pool, or directly by torch.distributed or mapped memory",
@@ -323,7 +326,7 @@ def _check_transport(config: Config) -> None:
         raise ConfigError("schedule.handoff device sends KV from device to device: transport cannot be host")
     if transport in (TransportName.AUTO, TransportName.HOST):
         return
-    if topology.colocated:
+    if topology.colocated and not topology.is_auto:
         raise ConfigError(
             f"transport {transport.value} is between prefill and decode workers: topology "
             f"{topology} has no prefill workers"
@@ -336,6 +339,8 @@ def _check_scale(config: Config) -> None:
     scale, topology = config.scale, config.topology
     if not scale.ranges and scale != ScaleConfig():
         raise ConfigError("scale.shrink_after_s is for workers that come and go: set scale.prefill or scale.decode too")
+    if topology.is_auto:
+        return  # checked again once it is decided
     if topology.colocated and scale.prefill is not None:
         raise ConfigError(f"scale.prefill is for prefill workers, and topology {topology} has none: set scale.decode")
     for name, between, count in (

@@ -178,7 +178,9 @@ def check_rates(common: SimulationTrial, rates: Sequence[float]) -> None:
 def parse_cluster(text: str) -> Topology:
     """Return the topology that the text writes: `colocated`, `Nxcolocated`, or `P+D`."""
     try:
-        return Topology.parse(text)
+        if not (topology := Topology.parse(text)).is_auto:
+            return topology
+        raise ValueError(text)
     except ValueError:
         wanted = f"--cluster {text!r:.60} is neither colocated, nor such as 2+2 or 4xcolocated"
         raise SimulateError(f"{wanted}{_cluster_hint(text)}") from None

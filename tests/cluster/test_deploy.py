@@ -20,7 +20,7 @@ from alignedserve.config.config import Config, load
 from alignedserve.core import WORKERS
 from alignedserve.gateway.access.keys import Scope, hash_key, key_ring
 from alignedserve.launch.cluster import decide_by_nodes
-from alignedserve.launch.placing import ClusterNode, Placing, may_come, node_types
+from alignedserve.launch.placing import ClusterNode, Placing, cluster_file, may_come
 from alignedserve.launch.plan import parts_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +64,7 @@ def test_clouds_install_and_start_what_own_machines_do(name: str) -> None:
 
 @pytest.mark.parametrize("name", CLOUDS)
 def test_clouds_have_room_for_what_they_serve_where_there_is_but_a_head(name: str) -> None:
-    coming = may_come(node_types(str(DEPLOY / name)), [])
+    coming = may_come(cluster_file(str(DEPLOY / name)).types, [])
     placing = Placing([ClusterNode("head", {"CPU": 0.0})], 0.0, may_travel=False, may_come=coming)
     config = decide_by_nodes(served(DEPLOY / "serve.yaml"), placing)
     assert (config.engine.device, config.ray.gpus_per_worker) == (DeviceKind.CUDA, 1.0), "they rent GPUs to compute"
