@@ -225,7 +225,7 @@ def _why_not(error: Exception, revision: str | None) -> str:
         return "the hub has no such model, or shows it only with HF_TOKEN set"
     if isinstance(error, errors.RevisionNotFoundError):
         return f"the hub has no revision {revision} of it"
-    if isinstance(error, errors.LocalEntryNotFoundError):
+    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
         is_offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
         why = "HF_HUB_OFFLINE is set" if is_offline else "the hub cannot be reached"
         return f"{why}, and it was not fetched before"

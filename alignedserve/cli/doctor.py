@@ -279,7 +279,7 @@ def _transports(tried: FoundTorch) -> Finding:
         pairs = [(first, second) for second in range(len(tried.gpus)) for first in range(second)]
         apart = {(first, second) for first, second in tried.apart}
         roads = (f"GPUs {a} and {b} {'host' if (a, b) in apart else 'ipc'}" for a, b in pairs)
-        auto = "auto takes host with schedule.helps, as by default, and without it ipc on one GPU"
+        auto = "auto takes host where prefill workers lend, as by default, and with prefill.lends never ipc on one GPU"
         return Finding("transports", Presence.FOUND, "; ".join([auto, *roads]))
     if tried.sends:
         what = "host, which auto takes; collective and ipc where asked for"

@@ -18,7 +18,8 @@ class Launcher(str, Enum):
 
 
 class TransportName(str, Enum):
-    AUTO = "auto"  # the best transport that the machines have (transport/opening.py)
+    AUTO = "auto"  # direct, but through the pool where prefill workers decode too (transport/opening.py)
+    DIRECT = "direct"  # the best road that each pair of workers has: mapped memory within a node, else the pool
     HOST = "host"
     COLLECTIVE = "collective"
     IPC = "ipc"

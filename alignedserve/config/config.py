@@ -37,6 +37,7 @@ from alignedserve.config.sections import (
     LaunchConfig,
     LogConfig,
     PoolConfig,
+    PrefillConfig,
     PriceConfig,
     RayConfig,
     ScaleConfig,
@@ -88,7 +89,8 @@ class Config:
     )
     transport: TransportName = setting(
         TransportName.AUTO,
-        "how KV goes from worker to worker: through the KV pool, or directly by torch.distributed or mapped memory",
+        "how KV goes from worker to worker: host by the KV pool, direct from memory to memory where a node allows that,"
+        " collective by torch.distributed, ipc as direct; auto is direct, or host where prefill workers decode too",
     )
     launcher: Launcher = common(Launcher.LOCAL, "what starts the processes")
     cache_directory: str | None = setting(
@@ -101,6 +103,7 @@ class Config:
     slo: SloConfig = field(default_factory=SloConfig)
     price: PriceConfig = field(default_factory=PriceConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    prefill: PrefillConfig = field(default_factory=PrefillConfig)
     scale: ScaleConfig = field(default_factory=ScaleConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     ray: RayConfig = field(default_factory=RayConfig)
@@ -128,7 +131,7 @@ class Config:
     @property
     def lends(self) -> bool:
         """Return whether prefill workers decode what is near them while they have room."""
-        return self.policy.helps and not self.topology.colocated
+        return self.policy.prefill_decodes and not self.topology.colocated
 
     @property
     def verifies_pages(self) -> bool:
@@ -150,6 +153,7 @@ class Config:
     def policy(self) -> Policy:
         return Policy(
             **vars(self.schedule),
+            lends=self.prefill.lends,
             expected_chunk=self.engine.step_tokens,
             compression=self.kvpool.compression,
         )

@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 _LEAST = {"memory": 1.0}  # for parts that need nothing: Ray reserves no less
 _NODE_LABEL = "ray.io/node-id"  # of each node, by Ray
+_SOON_S = 5.0  # for Ray to find a node where there is room
 CLEAN_S = 30.0  # for nodes to remove what killed parts have left in shared memory
 ANSWER_S = 2.0  # for actors to answer that they stop
 
@@ -87,7 +88,7 @@ class Actors(Host):
             return
         self._clean()  # what a killed launcher's parts have left
         try:
-            deadline = time.monotonic() + self._config.ray.place_s
+            deadline = time.monotonic() + self._config.ray.patience_s
             of_pools = {home for group, home in zip(self._groups, self._homes, strict=True) if _has_pool(group)} - {""}
             for group, home in zip(self._groups, self._homes, strict=True):
                 self._reserve(group, of_pools - {home} if _has_pool(group) else ())
@@ -122,7 +123,7 @@ class Actors(Host):
         """Wait until the group has a node that can serve: one that has just come looks at itself first."""
         while True:
             held = self._places[next(iter(group))].group
-            if not held.wait(LOOK_S):
+            if not held.wait(_SOON_S):
                 say(waits(group, self._free()))
                 if not held.wait(max(0.0, deadline - time.monotonic())):
                     raise NoPlace(waits(group, self._free()))
@@ -268,7 +269,7 @@ class Actors(Host):
             self._start_actor(spec)
         if spec.name in self._places and not spec.rank:  # it says what all ranks need
             task = PartTask(spec.name, spec.incarnation, partial(self._tell_why, spec.name))
-            self.events.after(self._config.ray.place_s, task)
+            self.events.after(self._config.ray.patience_s, task)
 
     def _start_beside(self, spec: PartSpec, place: _NodePlace) -> None:
         """Start the part when its pool has a node: the pool's node may just have been lost."""

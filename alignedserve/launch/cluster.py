@@ -83,7 +83,7 @@ def serve_on_cluster(config: Config, reloading: Reloading) -> int:
     _join(ray, config)
     try:
         asked = Asked.of(config, open_files=needed_files(config), release=version("alignedserve"))
-        nodes = ClusterNodes(ray, asked, told.types, told.machines)
+        nodes = ClusterNodes(ray, asked, told.types, told.machines, told.least)
         nodes.look()  # before a model is fetched, which may take long
         folder = model_folder(config)
         # All nodes get this config. A model's folder or file has the same path on every node; each node itself fetches
@@ -153,13 +153,13 @@ def _join(ray: Any, config: Config) -> None:
 def _wait_for_nodes(config: Config, nodes: ClusterNodes, folder: Path) -> tuple[Config, list[PlacedGroup]]:
     """Return the groups of parts as soon as nodes have room, and the config with the device that these nodes have and
     the topology: `ray up` ends with the head, other nodes come later."""
-    deadline, said, asked = time.monotonic() + config.ray.place_s, "", config
+    deadline, said, asked = time.monotonic() + config.ray.patience_s, "", config
     while True:
         nodes.look()
         awaited, is_late = nodes.awaited(), time.monotonic() > deadline
         try:
             if awaited and config.topology.is_auto and not is_late:
-                raise NoPlace(f"{', '.join(awaited)} will join, and are still being set up")
+                raise NoPlace(f"still being set up: {', '.join(awaited)}")
             config, lines = _decide(asked, nodes.placing(asked), nodes, folder)
             parts = parts_of(config)
             prefill, decode = ([name for role, name in parts if role is kind] for kind in (Role.PREFILL, Role.DECODE))

@@ -34,9 +34,17 @@ _GB = 10**9
 class ClusterNodes:
     """What each node told of itself: once, when it has come."""
 
-    def __init__(self, ray: Any, asked: Asked, types: Sequence[NodeType] = (), expected: Collection[str] = ()) -> None:
-        """`expected` are addresses of machines that are to join, from the file of `ray up`."""
-        self._ray, self._asked, self._types, self._expected = ray, asked, types, expected
+    def __init__(
+        self,
+        ray: Any,
+        asked: Asked,
+        types: Sequence[NodeType] = (),
+        expected: Collection[str] = (),
+        least: int = 0,
+    ) -> None:
+        """`expected` are addresses of machines that are to join, from the file of `ray up`, and `least` is how many
+        nodes for workers it has at least."""
+        self._ray, self._asked, self._types, self._expected, self._least = ray, asked, types, expected, least
         self._reports: dict[str, NodeReport] = {}  # by Ray's id of the node
         self._said: set[str] = set()
 
@@ -126,7 +134,10 @@ class ClusterNodes:
     def awaited(self) -> list[str]:
         """Return the machines that are still to join, without those that do not answer to SSH: `ray up` sets up none
         of these."""
-        there, awaited = {node.name for node in self.all()}, list[str]()
+        found, awaited = self.all(), list[str]()
+        there, of_workers = {node.name for node in found}, sum(node.total.get("CPU", 0.0) >= 1 for node in found)
+        if of_workers < self._least:
+            awaited.append(f"{self._least - of_workers} more nodes")
         for address in sorted(set(self._expected) - there):
             try:
                 socket.create_connection((address, _SSH), _SSH_S).close()
@@ -148,7 +159,8 @@ class ClusterNodes:
         """Yield a line for each node, for the roads of KV, and for what is not used; `placed` is part -> id of its
         node, and `here` are the parts of the launcher's own node."""
         own = self._ray.get_runtime_context().get_node_id()
-        per_worker, nodes = config.ray.gpus_per_worker or 0.0, self.all()
+        per_worker = config.ray.gpus_per_worker or 0.0
+        nodes = sorted(self.all(), key=lambda node: (node.id != own, node.name))
         for node in nodes:
             ranks = [part for part, at in placed.items() if at == node.id and not part.startswith(Role.POOL.value)]
             parts = [part for part, at in placed.items() if at == node.id and not rank_of(part)]
@@ -187,7 +199,8 @@ class ClusterNodes:
         if config.transport is TransportName.COLLECTIVE:
             name = "NCCL" if config.engine.on_gpu else "Gloo"
             return f"{name} between all workers, and the KV pool of each node{has}"
-        if config.transport is TransportName.IPC or (config.transport is TransportName.AUTO and not config.lends):
+        by_pool = config.transport is TransportName.HOST or (config.transport is TransportName.AUTO and config.lends)
+        if not by_pool:
             return f"memory mapped from worker to worker where a node's allow it, else its KV pool{has}"
         return f"the KV pool of each node, in the host's memory{has}"
 

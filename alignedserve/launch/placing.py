@@ -269,10 +269,12 @@ class NodeType:
 
 @dataclass(frozen=True)
 class ClusterFile:
-    """What the file that `ray up` was given says of nodes: types without the head's, or the addresses of machines."""
+    """What the file that `ray up` was given says of nodes: types without the head's and how many of these there are at
+    least, or the addresses of machines."""
 
     types: Sequence[NodeType] = ()
     machines: Sequence[str] = ()
+    least: int = 0
 
 
 def cluster_file(path: str) -> ClusterFile:
@@ -296,8 +298,9 @@ def cluster_file(path: str) -> ClusterFile:
             for name, kind in told["available_node_types"].items()
             if name != told["head_node_type"]
         ]
-        provider = told.get("provider") or {}
-        return ClusterFile(types, [*map(str, provider.get("worker_ips") or ())])
+        machines = [*map(str, (told.get("provider") or {}).get("worker_ips") or ())]
+        kinds = [kind for name, kind in told["available_node_types"].items() if name != told["head_node_type"]]
+        return ClusterFile(types, machines, 0 if machines else sum(int(kind.get("min_workers", 0)) for kind in kinds))
     except (KeyError, TypeError, ValueError, AttributeError):
         missing = "has no available_node_types and head_node_type as Ray's cluster files have them"
         raise ConfigError(f"ray.cluster_file {path} {missing}") from None

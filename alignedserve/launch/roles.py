@@ -105,7 +105,7 @@ def _kinds(
 ) -> tuple[str, bool]:
     """Return why workers are of one kind or two, and whether they are of two."""
     alike = "all run prompts and decodes, since"
-    if config.transport in (TransportName.COLLECTIVE, TransportName.IPC) and sum(workers) > 1:
+    if config.transport not in (TransportName.AUTO, TransportName.HOST) and sum(workers) > 1:
         return f"prompts run apart, since transport {config.transport.value} is between two kinds of workers", True
     if config.slo.tbt_ms is None:
         return f"{alike} no gap between tokens was promised (slo.tbt_ms)", False

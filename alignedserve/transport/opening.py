@@ -40,10 +40,11 @@ def choose(device: torch.device, config: Config) -> ChosenTransport:
         why = "KV is in the memory of the CPU, which the KV pool shares with all workers of a node"
         return ChosenTransport(TransportName.HOST, why)
     problem = _why_no_collective(device, config) if asked is TransportName.COLLECTIVE else why_no_stores()
-    if asked is TransportName.AUTO and problem is None:
-        why = "between workers of a node whose GPUs read each other's memory"
+    is_open = asked in (TransportName.AUTO, TransportName.DIRECT)
+    if is_open and problem is None:
+        why = "between workers of a node that read each other's memory"
         return ChosenTransport(TransportName.IPC, why)
-    if asked is TransportName.AUTO:
+    if is_open:
         return ChosenTransport(TransportName.HOST, problem or "")
     if problem is not None:
         raise TransportError(f"transport {asked.value} cannot be used here: {problem}; use auto or host")
@@ -74,7 +75,7 @@ def chosen_for(place: Place, device: torch.device) -> ChosenTransport:
         return ChosenTransport(TransportName.HOST, "there is no other worker to send to")
     if config.lends and config.transport in (TransportName.AUTO, TransportName.HOST):
         return ChosenTransport(TransportName.HOST, "prefill workers decode too, and hand requests on by the KV pool")
-    is_open = config.transport is TransportName.AUTO
+    is_open = config.transport in (TransportName.AUTO, TransportName.DIRECT)
     if is_open and config.why_host is not None:
         chosen = ChosenTransport(TransportName.HOST, config.why_host)
     else:

@@ -80,7 +80,7 @@ def settings_of(trial: SimulationTrial, given: Mixture | None = None) -> Setting
         raise SimulateError(f"schedule.cache hybrid: the model of {device.name} keeps no hidden vectors: set it to kv")
     longest = min(_LONGEST, device.kv_tokens)
     is_direct = direct if trial.direct is None else trial.direct
-    lenders = topology.prefill_workers if policy.helps else 0
+    lenders = topology.prefill_workers if policy.prefill_decodes else 0
     pages = _ARENA * (topology.decode_workers + lenders) * device.kv_tokens // limits.page_size
     device = device.divided(pages, policy)
     return Settings(

@@ -58,7 +58,7 @@ def test_a_deployment_on_two_nodes_from_its_start_to_its_end() -> None:
     the deployment."""
     with clustered(PROMPTS, WITH_POOL) as nodes, shared_memory() as memory:
         (left := memory / "alignedserve-1-pool-0.lock").touch()
-        where = ("--ray-address", nodes.address, "--ray-place-s", "2", *FED)
+        where = ("--ray-address", nodes.address, "--set", "ray.place_s=2", *FED)
         with ended(
             Deployment(*where, topology="1+1", launcher="ray", memory=memory, environment=nodes.environment)
         ) as deployment:
@@ -209,7 +209,10 @@ def pulled_by(deployment: Deployment) -> set[str]:
 @rare  # the first test shows most of it
 def test_colocated_workers_spread_over_nodes_and_a_single_node_is_enough_to_go_on() -> None:
     each = {"CPU": 4, "decode": 1}
-    with clustered(HEAD, each, each) as nodes, deployed_on(nodes, "2xcolocated", "--ray-place-s", "2") as deployment:
+    with (
+        clustered(HEAD, each, each) as nodes,
+        deployed_on(nodes, "2xcolocated", "--set", "ray.place_s=2") as deployment,
+    ):
         homes = [nodes.home(f"decode-{number}") for number in range(2)]
         assert len({*homes, nodes.home("router")}) == 3
         wanted = mixed(12, seed=3, outputs=(60, 200))
@@ -239,7 +242,7 @@ def test_what_has_no_place_is_said_in_a_line(apart: Nodes, flags: tuple[str, ...
 
 def check_what_is_said(nodes: Nodes, flags: tuple[str, ...], said: str) -> None:
     given = ["--launcher", "ray", "--ray-address", nodes.address, "--port", "0"]
-    process = spawn("demo", *given, "--ray-place-s", "1", *flags, environment=nodes.environment)
+    process = spawn("demo", *given, "--set", "ray.place_s=1", *flags, environment=nodes.environment)
     _, errors = process.communicate(timeout=START_S)
     assert process.returncode == 2, errors
     assert re.search(rf"^alignedserve: {said}$", errors.decode(), re.MULTILINE), errors.decode()

@@ -159,6 +159,7 @@ def test_where_all_nodes_have_faults_it_ends_at_once() -> None:
 
 def test_the_launchers_own_errors_name_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "import_ray", lambda: FakeRay((GPUS, sound())))
-    monkeypatch.setattr(cluster, "_join", MagicMock())
+    for part in ("_join", "BoundedEnd"):
+        monkeypatch.setattr(cluster, part, MagicMock())
     with pytest.raises(AlignedServeError, match="no-such is neither a folder nor a hub id"):
         cluster.serve_on_cluster(asked(model="no-such"), MagicMock())

@@ -10,15 +10,12 @@ from alignedserve.errors import ConfigError
 from alignedserve.launch.placing import ClusterNode, NodeType, cluster_file, may_come
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVING = {"CPU": 48.0, "GPU": 4.0, "kv_pool": 1.0, "prefill": 1.0, "decode": 3.0}
+SERVING = {"CPU": 48.0, "GPU": 4.0}
 PREFILL = {"CPU": 16.0, "GPU": 1.0, "prefill": 1.0}
 
 
 def test_types_are_those_of_rays_file_but_for_the_head() -> None:
-    assert cluster_file(str(ROOT / "deploy" / "cluster.aws.yaml")).types == [
-        NodeType("serving", SERVING, 4),
-        NodeType("prefill", PREFILL, 4),
-    ]
+    assert cluster_file(str(ROOT / "deploy" / "cluster.aws.yaml")).types == [NodeType("serving", SERVING, 4)]
 
 
 def test_as_many_may_come_as_there_are_not_yet() -> None:
