@@ -169,7 +169,7 @@ class Actors(Host):
         if self._nodes is None:
             return NewPlace()
         self._within(self._ray.nodes)  # what follows changes our places, so it is not left to a thread
-        self._nodes.look()
+        self._within(self._nodes.look)
         placing, role = self._nodes.placing(self._config), Role(worker.partition("-")[0])
         parts, pools = placing.parts(role, worker), self._pools()
         if vacated := next(filter(None, (self._vacated_beside(pool, parts) for pool in pools.values())), None):

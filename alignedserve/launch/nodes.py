@@ -27,8 +27,6 @@ LOOK_S = 0.5  # between two looks at the nodes of a cluster
 ASK_S = 15.0  # for a node to start a process and look at itself
 _SSH, _SSH_S = 22, 3.0
 _CLOCK_S = 1.0  # by which clocks may differ: requests carry the times at which tokens are due
-_HEAD = "node:__internal_head__"  # Ray's own resource
-_GB = 10**9
 
 
 class ClusterNodes:
@@ -72,10 +70,10 @@ class ClusterNodes:
         return [node for node in found if node.id not in left_out]
 
     def placing(self, config: Config) -> Placing:
-        nodes = self.there()
+        nodes, coming = self.there(), may_come(self._types, self.all())
         may_travel = config.transport is TransportName.COLLECTIVE or config.topology.colocated
         ranks = config.engine.tensor_parallel_size
-        return Placing(nodes, config.ray.gpus_per_worker or 0.0, may_travel, ranks, may_come(self._types, nodes))
+        return Placing(nodes, config.ray.gpus_per_worker or 0.0, may_travel, ranks, coming)
 
     def offers(self, nodes: Sequence[ClusterNode]) -> list[NodeOffer]:
         offers = list[NodeOffer]()
@@ -171,8 +169,8 @@ class ClusterNodes:
             idle = gpus - per_worker * len(ranks)
             if idle > 0:
                 yield f"not used: {idle:g} of the {gpus:g} GPUs of {node.name}: {self._why_idle(node, config)}"
-            elif not gpus and not ranks and (lacking := self.lacking(node.name)):
-                yield f"not used: {node.name}: {lacking[0]}"
+            elif not ranks and (self.lacking(node.name) or node.total.get("CPU", 0.0) >= 1):
+                yield f"not used: {node.name}: {self._why_idle(node, config)}"
         there = {node.name for node in nodes}
         for address in sorted(set(self._expected) - there):
             yield f"not used: {address}: it has not joined the cluster"
@@ -181,12 +179,15 @@ class ClusterNodes:
     def _why_idle(self, node: ClusterNode, config: Config) -> str:
         if lacking := self.lacking(node.name):
             return lacking[0]
-        if not config.engine.on_gpu:
+        if node.total.get("GPU") and not config.engine.on_gpu:
             return f"workers compute on the CPU (engine.device {config.engine.device.value})"
+        if config.engine.on_gpu and not node.total.get("GPU"):
+            return "it has no GPU, and workers compute on GPUs"
         if node.total.get("CPU", 0.0) < 1:
             return "Ray was started there without CPUs, and each rank needs one: `ray start --num-cpus`, one a GPU"
         ranks = config.engine.tensor_parallel_size
-        return f"topology {config.topology} with {ranks} GPU{'s' * (ranks > 1)} a worker has no more workers"
+        each = f" of {ranks} ranks each" if ranks > 1 else ""
+        return f"topology {config.topology} has no more workers{each} that fit there"
 
     def _roads(self, config: Config, nodes: Sequence[ClusterNode], placed: Mapping[str, str]) -> str:
         if config.topology.colocated:

@@ -111,6 +111,22 @@ def test_a_split_deployment_moves_to_another_node_when_its_own_is_lost() -> None
         assert nodes.home("gateway-0") == head
 
 
+@rare
+@pytest.mark.parametrize("lends", ["always", "never"])
+def test_each_node_has_both_kinds_where_no_kv_goes_from_node_to_node(lends: str) -> None:
+    """The nodes name no roles."""
+    each, apart = {"CPU": 2}, ("--prefill-lends", lends)
+    with clustered(HEAD, each, each) as nodes, deployed_on(nodes, "2+2", *apart) as deployment:
+        wait_until(lambda: nodes.pid("decode-1") is not None, BACK_S, deployment.log)
+        kinds = ("pool", "prefill", "decode")
+        homes = [{nodes.home(f"{kind}-{number}") for kind in kinds} for number in range(2)]
+        assert [len(home) for home in homes] == [1, 1], deployment.log()
+        assert homes[0] != homes[1]
+        wanted = mixed(16, seed=5, outputs=(20, 90))
+        check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
+        assert pulled_by(deployment) == set(), "KV goes by the pool of each node"
+
+
 @rare  # tests/launch/test_placing.py has all of this but Ray's words
 def test_without_transfers_from_node_to_node_a_pool_is_where_prompts_are() -> None:
     with clustered(PROMPTS, WITH_POOL) as nodes:

@@ -150,6 +150,23 @@ def test_what_is_not_used_is_named_with_its_reason() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("settings", "table"),
+    [
+        ({"topology": "1+3"}, "not used: 4 of the 4 GPUs of n1: topology 1+3 has no more workers that fit there"),
+        ({"engine__device": "cpu", "topology": "1+1"}, "not used: 4 of the 4 GPUs of n1: workers compute on the CPU ("),
+    ],
+)
+def test_what_a_pinned_topology_leaves_is_named(settings: dict[str, str], table: str) -> None:
+    ray = FakeRay((GPUS, sound()), (GPUS, sound()))
+    found = ClusterNodes(ray, Asked.of(Config(model="demo")))
+    config, placed = cluster._wait_for_nodes(asked(**settings), found, DEMO)
+    at = {part: node.id for group, node in placed for part in group}
+    lines = [*found.table(config, at, ["router"])]
+    assert any(line.startswith(table) for line in lines), lines
+    assert lines[-1].startswith("roads of KV: the KV pool of each node, in the host's memory (GPUs have NVLink")
+
+
 def test_where_all_nodes_have_faults_it_ends_at_once() -> None:
     began_at = time.monotonic()
     with pytest.raises(NoPlace, match="nodes with a fault are left out"):

@@ -12,6 +12,7 @@ from alignedserve.architectures.families.model_config import read_config
 from alignedserve.config.config import Config, load
 from alignedserve.core import Role
 from alignedserve.launch.placing import ClusterNode, Placing
+from alignedserve.launch.plan import plan
 from alignedserve.launch.preflight import GpuOffer
 from alignedserve.launch.roles import NodeOffer, choose
 from tests.sizing.published import write
@@ -83,6 +84,15 @@ def test_on_cpus_each_node_has_a_worker(folders: dict[str, Path]) -> None:
 def test_what_is_pinned_is_not_chosen(folders: dict[str, Path]) -> None:
     config = asked(folders["Llama-3.1-8B"], topology="1+1")
     assert choose(config, [node()], read_config(folders["Llama-3.1-8B"]), folders["Llama-3.1-8B"]) == (config, ())
+
+
+def test_on_one_machine_the_plan_has_what_was_chosen(tmp_path: Path) -> None:
+    given = {"topology": "auto", "model": "demo", "engine.device": "cpu", "kvpool.directory": str(tmp_path)}
+    planned = plan(load({**given, "jobs.store": "off"}, {}, None))
+    for claim in planned.claims:
+        claim.close()
+    assert str(planned.config.topology) == "colocated"
+    assert planned.sizes[1] == "each worker: the cores of its node: no GPU is used"
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=4), st.booleans())
