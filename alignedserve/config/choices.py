@@ -19,7 +19,7 @@ class Launcher(str, Enum):
 
 class TransportName(str, Enum):
     AUTO = "auto"  # direct, but through the pool where prefill workers decode too (transport/opening.py)
-    DIRECT = "direct"  # the best road that each pair of workers has: mapped memory within a node, else the pool
+    DIRECT = "direct"  # the best road of each pair of workers: mapped memory within a node, NCCL or Gloo between nodes
     HOST = "host"
     COLLECTIVE = "collective"
     IPC = "ipc"

@@ -89,8 +89,9 @@ class Config:
     )
     transport: TransportName = setting(
         TransportName.AUTO,
-        "how KV goes from worker to worker: host by the KV pool, direct from memory to memory where a node allows that,"
-        " collective by torch.distributed, ipc as direct; auto is direct, or host where prefill workers decode too",
+        "how KV goes from worker to worker: host by the KV pool, collective by torch.distributed, ipc by mapped memory"
+        " within a node, direct by ipc within a node and collectively between nodes; auto is ipc, or host where prefill"
+        " workers decode too",
     )
     launcher: Launcher = common(Launcher.LOCAL, "what starts the processes")
     cache_directory: str | None = setting(

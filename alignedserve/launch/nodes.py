@@ -71,7 +71,7 @@ class ClusterNodes:
 
     def placing(self, config: Config) -> Placing:
         nodes, coming = self.there(), may_come(self._types, self.all())
-        may_travel = config.transport is TransportName.COLLECTIVE or config.topology.colocated
+        may_travel = config.transport in (TransportName.COLLECTIVE, TransportName.DIRECT) or config.topology.colocated
         ranks = config.engine.tensor_parallel_size
         return Placing(nodes, config.ray.gpus_per_worker or 0.0, may_travel, ranks, coming)
 
@@ -197,8 +197,10 @@ class ClusterNodes:
         direct = f"GPUs have {' and '.join(sorted(links))}" if links else ""
         between = f"nodes have {'RDMA' if rdma else 'no RDMA'}" if len(set(placed.values())) > 1 else ""
         has = f" ({'; '.join(filter(None, (direct, between)))})" if direct or between else ""
+        name = "NCCL" if config.engine.on_gpu else "Gloo"
+        if config.transport is TransportName.DIRECT:
+            return f"memory mapped within a node, {name} between nodes, and the KV pool of each node{has}"
         if config.transport is TransportName.COLLECTIVE:
-            name = "NCCL" if config.engine.on_gpu else "Gloo"
             return f"{name} between all workers, and the KV pool of each node{has}"
         by_pool = config.transport is TransportName.HOST or (config.transport is TransportName.AUTO and config.lends)
         if not by_pool:

@@ -4,8 +4,8 @@ The router and the gateway run where the deployment was started: users and parts
 are in groups, each on one node: workers that share a pool share the memory of its node. If one node has room for all,
 they are one group. Else each node gets its share of both kinds of workers by how many it has room for, on as few nodes
 as are enough: of 4+4 on two nodes with four GPUs each has 2+2. A prefill worker is on a node with a pool and decode
-workers, or where KV may travel (`transport: collective`) on any. The ranks of a worker are on one node. If the present
-nodes have no room, nodes that may come count, too.
+workers, or where KV may travel (`transport: direct`, `collective`) on any. The ranks of a worker are on one node. If
+the present nodes have no room, nodes that may come count, too.
 
 Nodes may say what they are for by resources that are named after roles (`ray start --resources '{"decode": 8}'`); a
 role that no node names runs anywhere.
@@ -155,7 +155,7 @@ class Placing:
         if not self.may_travel and (prefill or not (is_colocated or all(map(_has_both, used)))):
             raise NoPlace(
                 f"KV does not go from node to node, so one node has to have {_said(whole)}, or each of several workers"
-                " of both kinds: set `topology: auto` for numbers that fit, or `transport: collective`;"
+                " of both kinds: set `topology: auto` for numbers that fit, or `transport: direct`;"
                 f" {_named(self.nodes)}"
             )
         placed = [PlacedGroup(node.group, node.node) for node in used if node.group]

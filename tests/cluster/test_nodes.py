@@ -127,14 +127,28 @@ def test_each_node_has_both_kinds_where_no_kv_goes_from_node_to_node(lends: str)
         assert pulled_by(deployment) == set(), "KV goes by the pool of each node"
 
 
+@rare
+def test_each_pair_has_its_road_by_memory_within_a_node_and_sent_between_nodes() -> None:
+    each, apart = {"CPU": 2}, ("--transport", "direct", "--prefill-lends", "never", "--log-level", "debug")
+    with clustered(HEAD, each, each) as nodes, deployed_on(nodes, "1+3", *apart) as deployment:
+        decoders = [f"decode-{number}" for number in range(3)]
+        wait_until(lambda: all(name in parts_of(deployment) for name in decoders), BACK_S, deployment.log)
+        near = {name for name in decoders if nodes.home(name) == nodes.home("prefill-0")}
+        assert len(near) == 1
+        wanted = mixed(24, seed=5, outputs=(20, 90))
+        check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
+        assert pulled_by(deployment) > near, "one by mapped memory, others by what is sent"
+        assert deployment.metric("kv_transfers_failed_total") == 0
+
+
 @rare  # tests/launch/test_placing.py has all of this but Ray's words
 def test_without_transfers_from_node_to_node_a_pool_is_where_prompts_are() -> None:
     with clustered(PROMPTS, WITH_POOL) as nodes:
         check_what_is_said(
             nodes,
             ("--topology", "1+1"),
-            r"pool-0, prefill-0, decode-0 share the memory of one node, which has to have CPU 2, kv_pool 1, "
-            r"prefill 1, decode 1, or `transport: collective`, by which they may share several; "
+            r"KV does not go from node to node, so one node has to have CPU 2, kv_pool 1, prefill 1, decode 1, or each "
+            r"of several workers of both kinds: set `topology: auto` for numbers that fit, or `transport: direct`; "
             r"the cluster's nodes are: \S+ \(CPU 2, kv_pool 1, decode 1\); \S+ \(CPU 2, prefill 2\)",
         )
 

@@ -96,7 +96,7 @@ def test_two_workers_may_share_a_gpu() -> None:
         (
             placing({"CPU": 1, "prefill": 1}, {"CPU": 1, "decode": 1}, may_travel=False),
             r"KV does not go from node to node, so one node has to have CPU 2, prefill 1, decode 1, or .*, or "
-            r"`transport: collective`; the cluster's nodes are: n0 \(CPU 1, prefill 1\); n1 \(CPU 1, decode 1\)",
+            r"`transport: direct`; the cluster's nodes are: n0 \(CPU 1, prefill 1\); n1 \(CPU 1, decode 1\)",
         ),
         (placing({"CPU": 1, "kv_pool": 2}, {"CPU": 1}), r"no node has room for all, .*"),
         (placing({"CPU": 1, "kv_pool": 1}), r"prefill-0 has no place: it needs CPU 1; .*"),
