@@ -1,6 +1,7 @@
 #!/bin/sh
 # Serve on the Ray cluster of this node as long as the cluster is up; return once it serves, or say why it does not.
 #     serve.sh CONFIG        its log: ~/alignedserve/serve.log
+# What the launcher says is shown as it comes: faults of nodes, what it waits for, the topology, and what runs where.
 # The log grows by a line for each request and is only appended to, so logrotate may cut it while it is written:
 #     /home/USER/alignedserve/serve.log { size 100M copytruncate rotate 3 }
 set -eu
@@ -30,10 +31,17 @@ setsid nohup sh -c '
   rm -f serve.pid
   touch serve.ended
 ' "$config" >> serve.log 2>&1 < /dev/null &
-ended=
+shown=0 ended=
+show() {
+  lines=$(wc -l < serve.log)
+  if [ "$lines" -gt "$shown" ]; then sed -n "$((shown + 1)),${lines}{s/^alignedserve: //p}" serve.log; fi
+  shown=$lines
+}
 for _ in $(seq 7200); do  # nodes come, and a large model is loaded: `serve` itself ends a start in which nothing moves
   if [ -f serve.ended ]; then ended=yes; fi  # looked at first: it may serve, and end, between two looks
+  show
   if grep -q "^serving " serve.log; then
+    show
     grep -A3 "^serving " serve.log  # on which address, what is promised, and a line to try
     exit 0
   fi

@@ -4,7 +4,7 @@
                (no room)            (first    └─▶ Offer, Pull: to a decode worker (decode_worker/leaving.py)
                                      token)
 
-This core runs where prefill workers do not decode (`schedule.helps` is off); a prefill worker that decodes runs the
+This core runs where prefill workers do not decode (`prefill.lends` is never); a prefill worker that decodes runs the
 decode worker's core as it is. A form adds buffers, which hold KV for decode workers (forms/).
 """
 

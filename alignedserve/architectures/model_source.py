@@ -61,6 +61,7 @@ _WEIGHTS, _GGUF = ".safetensors", ".gguf"
 _CONFIG, _TOKENIZER = "config.json", "tokenizer.json"
 _TOKENIZER_CONFIG, _SPACE = "tokenizer_config.json", "Ġ"  # a space at the beginning of a token
 _SUBFOLDERS = ["*/*"]  # the same weights in other formats
+_ACCESS_S = 5.0  # for the hub to say whether it gives a model
 
 
 def resolve(model: str, cache: str | None = None, with_weights: bool = True) -> Path:
@@ -223,31 +224,42 @@ def fetched_bytes(model: str, cache: str | None = None) -> int:
     return found
 
 
+def why_no_access(model: str) -> str | None:
+    """Return why the hub does not give this model here, asked for its smallest file; None where it does."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    name, revision = _split(model)
+    try:
+        get_hf_file_metadata(hf_hub_url(name, _CONFIG, revision=revision), timeout=_ACCESS_S)
+    except Exception as error:  # errors of the hub's client and its HTTP library
+        return _why_not(error, revision)
+    return None
+
+
 def _fetch(model: str, with_weights: bool) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
 
     files = [name for name in _FILES if with_weights or not name.endswith(_WEIGHTS)]
     name, revision = _split(model)
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=files, ignore_patterns=_SUBFOLDERS))
-    except GatedRepoError:
-        why = "the hub gives it only after you accept its terms: do so there, then set HF_TOKEN"
-    except RepositoryNotFoundError:
-        why = "the hub has no such model, or shows it only with HF_TOKEN set"
-    except RevisionNotFoundError:
-        why = f"the hub has no revision {revision} of it"
-    except LocalEntryNotFoundError:
-        is_offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
-        why = f"{'HF_HUB_OFFLINE is set' if is_offline else 'the hub cannot be reached'}, and it was not fetched before"
-    except HFValidationError:
-        why = "this cannot be a hub id"
     except Exception as error:  # errors of the hub's client, its HTTP library and the disk
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    raise ModelError(f"{model} is not a local folder and cannot be fetched: {why}")
+        raise ModelError(f"{model} is not a local folder and cannot be fetched: {_why_not(error, revision)}") from None
+
+
+def _why_not(error: Exception, revision: str | None) -> str:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return "the hub gives it only after you accept its terms: do so there, then set HF_TOKEN"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "the hub has no such model, or shows it only with HF_TOKEN set"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"the hub has no revision {revision} of it"
+    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
+        is_offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
+        why = "HF_HUB_OFFLINE is set" if is_offline else "the hub cannot be reached"
+        return f"{why}, and it was not fetched before"
+    if isinstance(error, errors.HFValidationError):
+        return "this cannot be a hub id"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -22,15 +21,17 @@ from alignedserve.architectures.named_models import NAMED
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.stored_form import StoredMethod
 from alignedserve.config.choices import DeviceKind, Dtype
-from alignedserve.config.config import Config, load, settings
+from alignedserve.config.config import Config, load
 from alignedserve.errors import ConfigError
 from alignedserve.kernels.build import NoCompiler, find_compiler
 from alignedserve.kvpool.arena import numa
+from alignedserve.launch.plan import needed_files
+from alignedserve.launch.preflight import Asked, Finding, Presence, look
 from alignedserve.machine import resources as machine
 from alignedserve.safe_path import code_command
 from alignedserve.sizing.accelerator import DeviceChoice, decide
 from alignedserve.sizing.claims import claimed
-from alignedserve.sizing.memory import SHARE_LEFT, SHARED_RECORDS, FreeMemory
+from alignedserve.sizing.memory import SHARE_LEFT, FreeMemory
 
 NEEDED = (  # beside torch
     *("safetensors", "tokenizers", "llguidance", "jinja2", "huggingface_hub", "numpy", "msgspec", "pyzmq", "fastapi"),
@@ -52,7 +53,6 @@ _AS = {
 # On models of 135 M; a worker measures its own (executor/precision.py).
 _COSTS = "in nats a token from plain weights, int8 costs about 0.003, int4 0.002 to 0.2: a worker's log says its own"
 _SHM = Path("/dev/shm")
-_SMALL_SHM = 512 * _MB
 
 # This runs in another process: importing torch takes seconds, and may end the process. So may importing the kernels:
 # each prints a line of its own.
@@ -87,20 +87,6 @@ print(json.dumps(told))
 """
 
 
-class Presence(str, Enum):
-    FOUND = "found"
-    ABSENT = "absent"  # the machine serves without it
-    MISSING = "missing"  # the machine cannot serve without it
-
-
-@dataclass(frozen=True)
-class Finding:
-    name: str
-    state: Presence
-    what: str
-    how: str = ""  # to get it, or to go without
-
-
 @dataclass(frozen=True)
 class FoundKernels:
     """The kernels that were chosen and why, and the OpenMP libraries that are in the process then; attention of other
@@ -123,9 +109,18 @@ class FoundTorch:
     apart: Sequence[Sequence[int]] = ()  # pairs of GPUs that do not read each other's memory
 
 
-def run(as_json: bool = False) -> int:
-    """Print all findings; return 0 where this machine can serve, and 1 otherwise."""
-    found = list(findings())
+def run(as_json: bool = False, of_node: bool = False, file: Path | None = None) -> int:
+    """Print all findings, or those alone that a node of a cluster is asked for; return 0 where this machine can serve,
+    and 1 otherwise. `file` has the settings of what is to be served."""
+    if of_node:
+        asked = load({}, os.environ, file)
+        report = look(Asked.of(asked, open_files=needed_files(asked)))
+        if as_json:
+            print(report.to_json())
+        else:
+            _print(list(report.findings), report.serves)
+        return 0 if report.serves else 1
+    found = list(findings(file))
     serves = all(finding.state is not Presence.MISSING for finding in found)
     if as_json:
         print(json.dumps({"can_serve": serves, "findings": [asdict(finding) for finding in found]}, indent=2))
@@ -143,7 +138,7 @@ def _print(found: list[Finding], serves: bool) -> None:
     print("This machine can serve: try `alignedserve serve`." if serves else "This machine cannot serve yet.")
 
 
-def findings() -> Iterator[Finding]:
+def findings(file: Path | None = None) -> Iterator[Finding]:
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     yield Finding("python", Presence.FOUND, python)
     cores = f"{machine.usable_cores():g} that this process may use, {os.cpu_count()} in all"
@@ -153,12 +148,12 @@ def findings() -> Iterator[Finding]:
     yield _weights(free)
     asked = decided = None
     try:
-        asked = load({}, os.environ, None)
+        asked = load({}, os.environ, file)
         yield _precision(asked)
         decided = decide(asked)
-        yield _shared_memory(decided[0])
+        yield from look(Asked.of(decided[0], open_files=needed_files(decided[0]))).findings
     except ConfigError as error:
-        how = "correct or unset the environment variable"
+        how = "correct or unset the environment variable, or correct the file"
         yield Finding("configuration", Presence.MISSING, str(error), how)
     yield _numa()
     yield from _torch(asked, decided)
@@ -218,29 +213,6 @@ def _precision(asked: Config) -> Finding:
     dtype = "the model's own type" if engine.dtype is Dtype.AUTO else engine.dtype.value
     what = f"weights of linear layers {kept}, all else in {dtype}"
     return Finding("precision", Presence.FOUND, what, _COSTS)
-
-
-def _shared_memory(config: Config) -> Finding:
-    flag = settings()["kvpool.memory_mb"].flags[0]
-    try:
-        usage = shutil.disk_usage(_SHM)
-    except OSError:
-        return Finding(str(_SHM), Presence.MISSING, "not there", "the KV pool lives in it: serve on Linux")
-    free, wanted = usage.free // _MB, config.kvpool.memory_mb
-    what = f"{free} MB free of {usage.total // _MB} MB"
-    if wanted is None:
-        what += f"; the KV pool takes half of it at most ({flag})"
-        if usage.free < 2 * SHARED_RECORDS:
-            how = "too little to serve anything: start the container with --shm-size=2g"
-            return Finding(str(_SHM), Presence.MISSING, what, how)
-        if usage.free < _SMALL_SHM:
-            how = "few requests fit into that: start the container with --shm-size=2g (Docker's default is 64m)"
-            return Finding(str(_SHM), Presence.ABSENT, what, how)
-        return Finding(str(_SHM), Presence.FOUND, what)
-    if free >= wanted:
-        return Finding(str(_SHM), Presence.FOUND, what)
-    how = f"the KV pool takes {wanted} MB: start the container with a larger --shm-size"
-    return Finding(str(_SHM), Presence.MISSING, what, how + (f", or serve with {flag} {free}" if free else ""))
 
 
 def _numa() -> Finding:
@@ -307,7 +279,7 @@ def _transports(tried: FoundTorch) -> Finding:
         pairs = [(first, second) for second in range(len(tried.gpus)) for first in range(second)]
         apart = {(first, second) for first, second in tried.apart}
         roads = (f"GPUs {a} and {b} {'host' if (a, b) in apart else 'ipc'}" for a, b in pairs)
-        auto = "auto takes host with schedule.helps, as by default, and without it ipc on one GPU"
+        auto = "auto takes host where prefill workers lend, as by default, and with prefill.lends never ipc on one GPU"
         return Finding("transports", Presence.FOUND, "; ".join([auto, *roads]))
     if tried.sends:
         what = "host, which auto takes; collective and ipc where asked for"

@@ -259,13 +259,17 @@ def _key(args: argparse.Namespace) -> int:
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Shows what this machine has for serving and what is missing; exits with 1 where it cannot serve."""
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument(
+        "--node", action="store_true", help="only what a node needs, in about a second: driver, compiler, memory, model"
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with the settings of what is served")
     parser.set_defaults(run=_doctor)
 
 
 def _doctor(args: argparse.Namespace) -> int:
     from alignedserve.cli.doctor import run
 
-    return run(as_json=args.json)
+    return run(args.json, args.node, args.config)
 
 
 # --- profile

@@ -18,7 +18,8 @@ class Launcher(str, Enum):
 
 
 class TransportName(str, Enum):
-    AUTO = "auto"  # the best transport that the machines have (transport/opening.py)
+    AUTO = "auto"  # direct, but through the pool where prefill workers decode too (transport/opening.py)
+    DIRECT = "direct"  # the best road of each pair of workers: mapped memory within a node, NCCL or Gloo between nodes
     HOST = "host"
     COLLECTIVE = "collective"
     IPC = "ipc"

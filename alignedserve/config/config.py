@@ -37,6 +37,7 @@ from alignedserve.config.sections import (
     LaunchConfig,
     LogConfig,
     PoolConfig,
+    PrefillConfig,
     PriceConfig,
     RayConfig,
     ScaleConfig,
@@ -82,10 +83,15 @@ class Config:
     tool_call_parser: str = setting(
         AUTO, "format in which the model calls tools, by vLLM's name; by default as its chat template shows"
     )
-    topology: Topology = common(Topology(), "colocated, 2xcolocated, or prefill+decode workers such as 1+1")
+    topology: Topology = common(
+        Topology(),
+        f"numbers of workers: {Topology.FORM}, which chooses by nodes, GPUs and promises",
+    )
     transport: TransportName = setting(
         TransportName.AUTO,
-        "how KV goes from worker to worker: through the KV pool, or directly by torch.distributed or mapped memory",
+        "how KV goes from worker to worker: host by the KV pool, collective by torch.distributed, ipc by mapped memory"
+        " within a node, direct by ipc within a node and collectively between nodes; auto is ipc, or host where prefill"
+        " workers decode too",
     )
     launcher: Launcher = common(Launcher.LOCAL, "what starts the processes")
     cache_directory: str | None = setting(
@@ -98,6 +104,7 @@ class Config:
     slo: SloConfig = field(default_factory=SloConfig)
     price: PriceConfig = field(default_factory=PriceConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    prefill: PrefillConfig = field(default_factory=PrefillConfig)
     scale: ScaleConfig = field(default_factory=ScaleConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     ray: RayConfig = field(default_factory=RayConfig)
@@ -125,7 +132,7 @@ class Config:
     @property
     def lends(self) -> bool:
         """Return whether prefill workers decode what is near them while they have room."""
-        return self.policy.helps and not self.topology.colocated
+        return self.policy.prefill_decodes and not self.topology.colocated
 
     @property
     def verifies_pages(self) -> bool:
@@ -147,6 +154,7 @@ class Config:
     def policy(self) -> Policy:
         return Policy(
             **vars(self.schedule),
+            lends=self.prefill.lends,
             expected_chunk=self.engine.step_tokens,
             compression=self.kvpool.compression,
         )
@@ -323,7 +331,7 @@ def _check_transport(config: Config) -> None:
         raise ConfigError("schedule.handoff device sends KV from device to device: transport cannot be host")
     if transport in (TransportName.AUTO, TransportName.HOST):
         return
-    if topology.colocated:
+    if topology.colocated and not topology.is_auto:
         raise ConfigError(
             f"transport {transport.value} is between prefill and decode workers: topology "
             f"{topology} has no prefill workers"
@@ -336,6 +344,8 @@ def _check_scale(config: Config) -> None:
     scale, topology = config.scale, config.topology
     if not scale.ranges and scale != ScaleConfig():
         raise ConfigError("scale.shrink_after_s is for workers that come and go: set scale.prefill or scale.decode too")
+    if topology.is_auto:
+        return  # checked again once it is decided
     if topology.colocated and scale.prefill is not None:
         raise ConfigError(f"scale.prefill is for prefill workers, and topology {topology} has none: set scale.decode")
     for name, between, count in (

@@ -36,6 +36,17 @@ _OURS: Mapping[str, Preset] = {
         "the default with memory for the longest output at once: no request has to leave",
         {"schedule.room": "whole"},
     ),
+    "alignedserve": Preset(
+        "the default with prompts apart: batches of about one length from the KV pool's quad-tree, and prefill workers"
+        " hold the next one ahead of time (AlignedServe)",
+        {
+            "topology": "1+1",
+            "transport": "direct",
+            "prefill.lends": "never",
+            "schedule.handoff": "pool",
+            "schedule.candidate_share": 0.5,  # a batch takes 0.4 of a decode worker's device
+        },
+    ),
     "aligned-no-chunk": Preset("the default with a fixed budget", {"schedule.chunking": "fixed"}),
 }
 

@@ -31,6 +31,7 @@ from alignedserve.scheduling.policy import (
     Chunking,
     Grouping,
     Handoff,
+    Lends,
     Policy,
     Predictor,
     Room,
@@ -348,7 +349,8 @@ class ScheduleConfig:
         DEFAULT_POLICY.candidate_share, "most of a prefill worker's device cache that such KV takes", least=0, most=1
     )
     helps: bool = experiment(
-        DEFAULT_POLICY.helps, "decode workers take prompts that pile up, and prefill workers decode, too"
+        DEFAULT_POLICY.helps,
+        "decode workers take prompts that pile up, and prefill workers decode as prefill.lends says",
     )
     slo_scale: float = setting(
         DEFAULT_POLICY.slo_scale,
@@ -361,6 +363,17 @@ class ScheduleConfig:
         DEFAULT_POLICY.refuse_ttfts,
         "in a burst, refuse a chat that would wait for others for more than this multiple of its ttft; 0 refuses none",
         least=0,
+    )
+
+
+@dataclass(frozen=True)
+class PrefillConfig:
+    """Prefill workers, where topology has some."""
+
+    lends: Lends = common(
+        DEFAULT_POLICY.lends,
+        "when prefill workers decode, too: always, while they have room, or never; never keeps gaps even, and KV goes"
+        " from GPU to GPU directly where it can",
     )
 
 
@@ -403,6 +416,9 @@ class LaunchConfig:
     )
 
 
+PLACE_S, COMING_S = 60.0, 1800.0  # a machine that has just been rented installs torch first
+
+
 @dataclass(frozen=True)
 class RayConfig:
     """Nodes of a Ray cluster, for launcher ray."""
@@ -416,10 +432,20 @@ class RayConfig:
         " two workers share a GPU",
         least=0,
     )
-    place_s: float = setting(60.0, "how long a part may wait for a node before that is reported, in seconds", above=0)
+    place_s: float | None = experiment(
+        None,
+        f"how long a part may wait for a node before that is reported, in seconds; by default {PLACE_S:g}, or"
+        f" {COMING_S:g} where cluster_file says which nodes may come",
+        above=0,
+    )
     cluster_file: str | None = setting(
         None, "file that `ray up` was given: while nodes are full, more nodes of its types are asked for"
     )
+
+    @property
+    def patience_s(self) -> float:
+        """Return how long a part waits for a node."""
+        return self.place_s or (PLACE_S if self.cluster_file is None else COMING_S)
 
 
 @dataclass(frozen=True)

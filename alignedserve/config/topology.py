@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from alignedserve.core import Role
 from alignedserve.errors import ConfigError
@@ -11,10 +12,16 @@ from alignedserve.errors import ConfigError
 
 @dataclass(frozen=True)
 class Topology:
-    """The numbers of workers, written `colocated`, `4xcolocated`, or `P+D` such as `2+2`."""
+    """The numbers of workers, written `colocated`, `4xcolocated`, or `P+D` such as `2+2`.
+
+    `auto` is decided from nodes and GPUs before anything starts (launch/roles.py); until then it counts as one worker.
+    """
+
+    FORM: ClassVar = "colocated, 2xcolocated, prefill+decode workers such as 1+1, or auto"
 
     prefill_workers: int = 0
     decode_workers: int = 1
+    is_auto: bool = False
 
     def __post_init__(self) -> None:
         if self.decode_workers < 1 or self.prefill_workers < 0:
@@ -25,6 +32,8 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> Topology:
+        if text == "auto":
+            return cls(is_auto=True)
         if alike := re.fullmatch(r"(?:([1-9][0-9]{0,3})x)?colocated", text):
             return cls(0, int(alike[1] or 1))
         if parted := re.fullmatch(r"([1-9][0-9]{0,3})\+([1-9][0-9]{0,3})", text):
@@ -32,6 +41,8 @@ class Topology:
         raise ValueError(text)
 
     def __str__(self) -> str:
+        if self.is_auto:
+            return "auto"
         if not self.colocated:
             return f"{self.prefill_workers}+{self.decode_workers}"
         return "colocated" if self.decode_workers == 1 else f"{self.decode_workers}xcolocated"

@@ -17,23 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from alignedserve.config.choices import TransportName
 from alignedserve.config.config import Config
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.launch.bounded import AT_ONCE_S, BoundedCalls
 from alignedserve.launch.host import Host, NewPlace, NoAnswer, PartBegan, PartTask, say
-from alignedserve.launch.placing import (
-    ClusterNode,
-    Group,
-    NodeType,
-    NoPlace,
-    Placing,
-    Resources,
-    fit_one,
-    may_come,
-    waits,
-)
+from alignedserve.launch.nodes import LOOK_S, ClusterNodes
+from alignedserve.launch.placing import NAMED, ClusterNode, Group, NoPlace, Resources, fit_one, waits
+from alignedserve.launch.plan import parts_of
 from alignedserve.launch.start import PartActor
 from alignedserve.machine.shared_files import remove_ended
 from alignedserve.protocol.messages import rank_of
@@ -42,8 +33,9 @@ from alignedserve.shell.part import PartSpec
 
 T = TypeVar("T")
 
-LOOK_S = 0.5  # between two looks at the nodes of a cluster
 _LEAST = {"memory": 1.0}  # for parts that need nothing: Ray reserves no less
+_NODE_LABEL = "ray.io/node-id"  # of each node, by Ray
+_SOON_S = 5.0  # for Ray to find a node where there is room
 CLEAN_S = 30.0  # for nodes to remove what killed parts have left in shared memory
 ANSWER_S = 2.0  # for actors to answer that they stop
 
@@ -69,14 +61,15 @@ class Actors(Host):
         deployment: str,
         groups: Sequence[Group],
         *,
-        types: Sequence[NodeType] = (),
-        is_own: bool = False,
+        nodes: ClusterNodes | None = None,
+        homes: Sequence[str] = (),
     ) -> None:
-        """Ray may be the deployment's own; `types` are those of a cluster's nodes to come."""
+        """`nodes` are those of a cluster, and `homes` has the id of a node with room for each group; without them Ray
+        is the deployment's own."""
         super().__init__()
-        self._is_own = self.numbers_devices = is_own
+        self.numbers_devices = nodes is None
         self._ray, self._config, self._deployment = ray, config, deployment
-        self._groups, self._types = groups, types
+        self._groups, self._nodes, self._homes = groups, nodes, homes
         self._calls = BoundedCalls("Ray")
         self._specs: dict[str, PartSpec] = {}  # of the newest life of each part, with its newest settings
         self._waiting: set[str] = set()  # parts whose newest life has no actor yet
@@ -88,19 +81,22 @@ class Actors(Host):
     @contextmanager
     def reserved(self) -> Iterator[None]:
         """Have room for the groups of parts, and leave nothing on the nodes of a cluster in the end."""
-        if self._is_own:
+        if self._nodes is None:
             for group in self._groups:
                 self._reserve(group)
             yield
             return
         self._clean()  # what a killed launcher's parts have left
         try:
-            deadline = time.monotonic() + self._config.ray.place_s
-            for group, held in [(group, self._reserve(group)) for group in self._groups]:
-                if not held.wait(LOOK_S):
-                    say(waits(group, self._free()))
-                    if not held.wait(max(0.0, deadline - time.monotonic())):
-                        raise NoPlace(waits(group, self._free()))
+            deadline = time.monotonic() + self._config.ray.patience_s
+            of_pools = {home for group, home in zip(self._groups, self._homes, strict=True) if _has_pool(group)} - {""}
+            for group, home in zip(self._groups, self._homes, strict=True):
+                self._reserve(group, of_pools - {home} if _has_pool(group) else ())
+            for group, home in zip(self._groups, self._homes, strict=True):
+                others = of_pools - {home} if _has_pool(group) else set[str]()
+                self._wait_for_node(group, others, deadline, self._nodes)
+            for line in self._nodes.table(self._config, self._placed(), self._here()):
+                say(line)
             yield
         finally:
             with suppress(self._ray.exceptions.RayError):  # where Ray's head has gone, its groups have gone with it
@@ -110,15 +106,40 @@ class Actors(Host):
 
     # --- Places
 
-    def _reserve(self, group: Group) -> Any:
-        """Reserve room for the group on one node, and on another node if that one is lost. A part that needs nothing is
-        in another's bundle: in one of its own it would ask for memory, which node types of a cluster need not name."""
+    def _reserve(self, group: Group, avoids: Collection[str] = ()) -> Any:
+        """Reserve room for the group on one node, and on another node if that one is lost: not on those that it
+        `avoids`, which have pools, nor on those that cannot serve. A part that needs nothing is in another's bundle: in
+        one of its own it would ask for memory, which node types of a cluster need not name."""
         needing = [part for part, needs in group.items() if any(needs.values())]
         bundles = [dict(group[part]) for part in needing] or [_LEAST]
-        held = self._ray.util.placement_group(bundles, strategy="STRICT_PACK")
+        avoids = sorted({*avoids, *(self._nodes.left_out if self._nodes is not None else ())})
+        elsewhere = [{_NODE_LABEL: f"!in({','.join(avoids)})"}] * len(bundles) if avoids else None
+        held = self._ray.util.placement_group(bundles, strategy="STRICT_PACK", bundle_label_selector=elsewhere)
         for part, needs in group.items():
             self._places[part] = _NodePlace(held, needing.index(part) if part in needing else 0, needs)
         return held
+
+    def _wait_for_node(self, group: Group, avoids: set[str], deadline: float, nodes: ClusterNodes) -> None:
+        """Wait until the group has a node that can serve: one that has just come looks at itself first."""
+        while True:
+            held = self._places[next(iter(group))].group
+            if not held.wait(_SOON_S):
+                say(waits(group, self._free()))
+                if not held.wait(max(0.0, deadline - time.monotonic())):
+                    raise NoPlace(waits(group, self._free()))
+            nodes.look()
+            if self._node_of(held) not in nodes.left_out:
+                return
+            self._ray.util.remove_placement_group(held)
+            self._reserve(group, avoids)
+
+    def _placed(self) -> dict[str, str]:
+        """Return the node of each part that has one."""
+        return {part: node for part, place in self._places.items() if (node := self._node_of(place.group)) is not None}
+
+    def _here(self) -> list[str]:
+        """Return the parts that run beside the launcher."""
+        return [name for role, name in parts_of(self._config) if role not in NAMED]
 
     def _place(self, part: str) -> dict[str, Any]:
         """Return the options of the part's actor: its resources and its place."""
@@ -145,10 +166,11 @@ class Actors(Host):
     def make_place(self, worker: str) -> NewPlace:
         """Make a place for a worker. A worker that shares a pool's memory goes to that node. Where KV may travel, a
         prefill worker goes anywhere; a decode worker goes to a new node, with a pool, if no pool's node has room."""
-        if self._is_own:
+        if self._nodes is None:
             return NewPlace()
         self._within(self._ray.nodes)  # what follows changes our places, so it is not left to a thread
-        placing, role = placing_of(self._ray, self._config, self._types), Role(worker.partition("-")[0])
+        self._within(self._nodes.look)
+        placing, role = self._nodes.placing(self._config), Role(worker.partition("-")[0])
         parts, pools = placing.parts(role, worker), self._pools()
         if vacated := next(filter(None, (self._vacated_beside(pool, parts) for pool in pools.values())), None):
             self._places |= vacated
@@ -157,7 +179,7 @@ class Actors(Host):
         if not pools or (role is Role.PREFILL and placing.may_travel):
             return self._room_for(parts)
         with_room = next((pool for pool in pools.values() if self._has_room(pool, placing.whole(role))), None)
-        if with_room is None and role is Role.DECODE and placing.has_pools:
+        if with_room is None and role is Role.DECODE and placing.has_pools and placing.may_travel:
             pool = next(name for name in (f"{Role.POOL.value}-{n}" for n in itertools.count()) if name not in pools)
             return self._room_for({pool: placing.needs(Role.POOL), **parts}, pool)
         if with_room is None and self._config.topology.colocated:
@@ -178,9 +200,10 @@ class Actors(Host):
         return found
 
     def _room_for(self, group: Group, *pools: str) -> NewPlace:
-        """Reserve room for the group on a node that Ray chooses."""
-        free = self._free()
-        self._reserve(group)
+        """Reserve room for the group on a node that Ray chooses, and for a pool on one that has none."""
+        taken = {self._node_of(place.group) or "" for place in self._pools().values()} if pools else set[str]()
+        free = [node for node in self._free() if node.id not in taken]
+        self._reserve(group, taken - {""})
         return NewPlace(pools, "" if fit_one(group, free) else waits(group, free))
 
     def _pools(self) -> dict[str, _NodePlace]:
@@ -213,7 +236,9 @@ class Actors(Host):
         """Return what is free on each node; Ray has no public call for that."""
         per_node = self._ray._private.state.available_resources_per_node()
         names = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]}
-        return [ClusterNode(names[node], free) for node, free in per_node.items() if node in names]
+        left_out = self._nodes.left_out if self._nodes is not None else ()
+        found = [node for node in per_node.items() if node[0] in names and node[0] not in left_out]
+        return [ClusterNode(names[node], free, node) for node, free in found]
 
     def _tell_why(self, worker: str) -> None:
         """Say why the worker has no place yet, if it has none."""
@@ -244,7 +269,7 @@ class Actors(Host):
             self._start_actor(spec)
         if spec.name in self._places and not spec.rank:  # it says what all ranks need
             task = PartTask(spec.name, spec.incarnation, partial(self._tell_why, spec.name))
-            self.events.after(self._config.ray.place_s, task)
+            self.events.after(self._config.ray.patience_s, task)
 
     def _start_beside(self, spec: PartSpec, place: _NodePlace) -> None:
         """Start the part when its pool has a node: the pool's node may just have been lost."""
@@ -338,8 +363,5 @@ class Actors(Host):
                 self._within(partial(self._ray.util.remove_placement_group, place.group))
 
 
-def placing_of(ray: Any, config: Config, types: Sequence[NodeType]) -> Placing:
-    nodes = [ClusterNode(node["NodeManagerAddress"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
-    may_travel = config.transport is TransportName.COLLECTIVE or config.topology.colocated
-    ranks = config.engine.tensor_parallel_size
-    return Placing(nodes, config.ray.gpus_per_worker or 0.0, may_travel, ranks, may_come(types, nodes))
+def _has_pool(group: Group) -> bool:
+    return any(part.startswith(Role.POOL.value) for part in group)

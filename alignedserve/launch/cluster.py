@@ -12,9 +12,10 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from alignedserve.architectures.families.model_config import read_config
@@ -24,14 +25,25 @@ from alignedserve.config.choices import DeviceKind, ModelNames
 from alignedserve.config.config import Config
 from alignedserve.core import WORKERS, Role
 from alignedserve.errors import AlignedServeError, MemoryTooSmall
-from alignedserve.launch.actors import LOOK_S, Actors, placing_of
+from alignedserve.launch.actors import Actors
 from alignedserve.launch.bounded import BoundedEnd
 from alignedserve.launch.deployment import RunningDeployment
 from alignedserve.launch.host import say
+from alignedserve.launch.nodes import LOOK_S, ClusterNodes
 from alignedserve.launch.orders import Reloading
-from alignedserve.launch.placing import NAMED, Group, NodeType, NoPlace, Placing, node_types
-from alignedserve.launch.plan import new_deployment, parts_of, specs_of
-from alignedserve.machine.gpus import gpu_memory
+from alignedserve.launch.placing import (
+    NAMED,
+    ClusterFile,
+    ClusterNode,
+    Group,
+    NoPlace,
+    PlacedGroup,
+    Placing,
+    cluster_file,
+)
+from alignedserve.launch.plan import needed_files, new_deployment, parts_of, specs_of
+from alignedserve.launch.preflight import Asked
+from alignedserve.launch.roles import choose
 from alignedserve.machine.resources import memory
 from alignedserve.protocol.messages import rank_of
 from alignedserve.safe_path import ABOVE
@@ -44,7 +56,6 @@ from alignedserve.sizing.sizes import told, with_sizes
 from alignedserve.store.storage import check_storage
 
 CONNECT_S = 5.0
-ASK_S = 20.0  # for a node to start a process and say how large its GPUs are
 STORE_BYTES = 80 << 20  # of Ray's object store, about its smallest size: nothing is put there
 LOGS_S = 0.5  # for the last log lines of the parts to come through Ray, which looks for them every 0.1 s
 
@@ -67,26 +78,31 @@ def serve_on_cluster(config: Config, reloading: Reloading) -> int:
     """Serve on the nodes of a cluster until stopped, and return the exit code."""
     os.environ.update(LINES)
     ray = import_ray()
-    # All nodes get this config. A model's folder or file has the same path on every node; each node itself fetches a
-    # hub id, at the commit that it has now, and makes the folder of a GGUF file.
-    model = at_revision_of(config.model, model_folder(config))
-    named = config.served_model_name or ModelNames((name_of(config.model),))
-    jobs = check_storage(config.jobs, named.names[0], config.server.port)
-    config = replace(config, model=model, served_model_name=named, jobs=jobs)
-    types = node_types(config.ray.cluster_file) if config.ray.cluster_file is not None else []
+    told = cluster_file(config.ray.cluster_file) if config.ray.cluster_file is not None else ClusterFile()
     ending = BoundedEnd(config.server.drain_s)
     _join(ray, config)
     try:
+        asked = Asked.of(config, open_files=needed_files(config), release=version("alignedserve"))
+        nodes = ClusterNodes(ray, asked, told.types, told.machines, told.least)
+        nodes.look()  # before a model is fetched, which may take long
+        folder = model_folder(config)
+        # All nodes get this config. A model's folder or file has the same path on every node; each node itself fetches
+        # a hub id, at the commit that it has now, and makes the folder of a GGUF file.
+        model = at_revision_of(config.model, folder)
+        named = config.served_model_name or ModelNames((name_of(config.model),))
+        jobs = check_storage(config.jobs, named.names[0], config.server.port)
+        config = replace(config, model=model, served_model_name=named, jobs=jobs)
+        nodes.serve(model, sum(file.stat().st_size for file in folder.glob("*")))
         host = ray.util.get_node_ip_address()
         with bind(host, 0) as router:  # bound as long as this process lives, as in `serve`
-            config, groups = _wait_for_nodes(ray, config, types)
-            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            config = size_by_nodes(config, nodes, groups, _least_gpu(ray) if config.engine.on_gpu else None)
-            specs = _plan(config, groups, host, f"tcp://{host}:{router.getsockname()[1]}")
-            host = Actors(ray, config, specs[0].deployment, groups, types=types)
-            deployment = RunningDeployment(config, specs, reloading, host, ending=ending)
+            config, placed = _wait_for_nodes(config, nodes, folder)
+            config = size_by_nodes(config, nodes.there(), [each.group for each in placed], nodes.least_gpu())
+            specs = _plan(config, [each.group for each in placed], host, f"tcp://{host}:{router.getsockname()[1]}")
+            groups, homes = [each.group for each in placed], [each.node.id for each in placed]
+            actors = Actors(ray, config, specs[0].deployment, groups, nodes=nodes, homes=homes)
+            deployment = RunningDeployment(config, specs, reloading, actors, ending=ending)
             deployment.hear_signals()  # also while it waits for room
-            with host.reserved():
+            with actors.reserved():
                 return deployment.run()
     finally:
         ending.begin()
@@ -100,7 +116,7 @@ def serve_on_ray(config: Config, specs: Sequence[PartSpec], reloading: Reloading
     ray = import_ray()
     group = {spec.name: {"CPU": 1.0} for spec in specs}  # the parts of a node share its memory: placed together
     ending = BoundedEnd(config.server.drain_s)
-    host = Actors(ray, config, specs[0].deployment, [group], is_own=True)
+    host = Actors(ray, config, specs[0].deployment, [group])
     deployment = RunningDeployment(config, specs, reloading, host, ending=ending)
     deployment.hear_signals()  # also while Ray starts, which takes seconds
     try:
@@ -134,29 +150,46 @@ def _join(ray: Any, config: Config) -> None:
         raise AlignedServeError(f"{none}: {error}") from error
 
 
-def _wait_for_nodes(ray: Any, config: Config, types: Sequence[NodeType]) -> tuple[Config, list[Group]]:
-    """Return the groups of parts as soon as nodes have room, and the config with the device that these nodes have:
-    `ray up` ends with the head, other nodes come later."""
-    deadline, said = time.monotonic() + config.ray.place_s, ""
-    parts = parts_of(config)
-    prefill, decode = ([name for role, name in parts if role is kind] for kind in (Role.PREFILL, Role.DECODE))
+def _wait_for_nodes(config: Config, nodes: ClusterNodes, folder: Path) -> tuple[Config, list[PlacedGroup]]:
+    """Return the groups of parts as soon as nodes have room, and the config with the device that these nodes have and
+    the topology: `ray up` ends with the head, other nodes come later."""
+    deadline, said, asked = time.monotonic() + config.ray.patience_s, "", config
     while True:
-        placing = placing_of(ray, config, types)
-        decided = decide_by_nodes(config, placing)
+        nodes.look()
+        awaited, is_late = nodes.awaited(), time.monotonic() > deadline
         try:
-            groups = replace(placing, gpus_per_worker=decided.ray.gpus_per_worker or 0.0).groups(prefill, decode)
+            if awaited and config.topology.is_auto and not is_late:
+                raise NoPlace(f"still being set up: {', '.join(awaited)}")
+            config, lines = _decide(asked, nodes.placing(asked), nodes, folder)
+            parts = parts_of(config)
+            prefill, decode = ([name for role, name in parts if role is kind] for kind in (Role.PREFILL, Role.DECODE))
+            placed = nodes.placing(config).placed(prefill, decode)
         except NoPlace as error:
-            why = f"{error}{_advice(config, decided)}"
-            if time.monotonic() > deadline:
-                raise NoPlace(why) from None
+            why = f"{error}{_advice(asked, config)}"
+            is_hopeless = bool(nodes.left_out) and not awaited and not nodes.placing(asked).may_come
+            if is_late or is_hopeless:
+                raise NoPlace(f"{why}{'; nodes with a fault are left out' if is_hopeless else ''}") from None
             if why != said:
                 say(f"waits for nodes: {why}")
             said = why
         else:
-            if config.engine.device is DeviceKind.AUTO:
-                say(f"workers compute on {'GPUs' if decided.engine.on_gpu else 'CPUs'}: the nodes' resources say so")
-            return decided, groups
+            if asked.engine.device is DeviceKind.AUTO:
+                say(f"workers compute on {'GPUs' if config.engine.on_gpu else 'CPUs'}: the nodes' resources say so")
+            for line in lines:
+                say(line)
+            return config, placed
         time.sleep(LOOK_S)
+
+
+def _decide(config: Config, placing: Placing, nodes: ClusterNodes, folder: Path) -> tuple[Config, Sequence[str]]:
+    """Return the config with a device and a topology, and lines that say why. Where no node has room for a worker, one
+    of those that may come is thought of."""
+    config = decide_by_nodes(config, placing)
+    if not config.topology.is_auto:
+        return config, ()
+    present = replace(placing, gpus_per_worker=config.ray.gpus_per_worker or 0.0, may_come=())
+    offers = nodes.offers(placing.nodes if present.has_node_for(Role.DECODE) else placing.may_come[:1])
+    return choose(config, offers, read_config(folder), folder)
 
 
 def decide_by_nodes(config: Config, placing: Placing) -> Config:
@@ -171,27 +204,16 @@ def decide_by_nodes(config: Config, placing: Placing) -> Config:
     return replace(config, engine=engine, ray=replace(config.ray, gpus_per_worker=reserved))
 
 
-def _least_gpu(ray: Any) -> int | None:
-    """Return the bytes of the smallest GPU of the nodes; None where none tells in time."""
-    ask = ray.remote(num_cpus=0, max_retries=0)(gpu_memory)
-    on = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
-    asked = [ask.options(scheduling_strategy=on(node, soft=False)).remote() for node in nodes]
-    told, _ = ray.wait(asked, num_returns=len(asked), timeout=ASK_S) if asked else ([], [])
-    with suppress(ray.exceptions.RayError):
-        return min((found for found in ray.get(told) if found is not None), default=None)
-    return None
-
-
 def size_by_nodes(
-    config: Config, nodes: Sequence[Mapping[str, float]], groups: Sequence[Group], gpu: int | None = None
+    config: Config, nodes: Sequence[ClusterNode], groups: Sequence[Group], gpu: int | None = None
 ) -> Config:
     """Return the config with KV memory and a context for the node that offers least memory, with all workers of the
     largest group on it; on GPUs for the smallest `gpu`. Each node's pool and threads are sized there, and its workers
     look at what is free there, so an offer that is too small refuses nothing."""
     folder = model_folder(config)
     model, workers = read_config(folder), num_workers(config)
-    offered = [int(node["memory"]) for node in nodes if "memory" in node and node.get("CPU")]  # no worker is on heads
+    totals = [node.total for node in nodes if node.total.get("CPU")]  # no worker is on others
+    offered = [int(total["memory"]) for total in totals if "memory" in total]
     found = memory()
     least = min(offered) if offered else None if found is None else found.available
     together = max(sum(name.partition("-")[0] in WORKERS for name in group) for group in groups)

@@ -26,6 +26,8 @@ from alignedserve.config.config import Config, dump, of_preset, parse
 from alignedserve.config.presets import DEFAULT
 from alignedserve.core import OWNERS, WORKERS, Role
 from alignedserve.errors import AlignedServeError, ConfigError, MemoryTooSmall
+from alignedserve.launch.preflight import NO_GPUS, visible_gpus
+from alignedserve.launch.roles import NodeOffer, choose
 from alignedserve.machine.resources import allow_open_files
 from alignedserve.machine.shared_files import check_space, remove_stale
 from alignedserve.protocol.messages import ROUTER, rank_suffix
@@ -70,11 +72,16 @@ def parts_of(config: Config) -> list[tuple[Role, str]]:
     return names + ([(Role.JOBS, "jobs-0")] if is_on(config.jobs) else [])
 
 
+def needed_files(config: Config) -> int:
+    """Return how many files a process of the deployment has to be able to open."""
+    return _FILES + _FILES_PER_PART * (len(parts_of(config)) + 2 * (config.embed is not None))
+
+
 def check_open_files(config: Config) -> None:
     """Raise where a process may not open as many files as a part needs.
 
     Without a file for a link ZeroMQ accepts none and says nothing, and the deployment would never be ready."""
-    needed = _FILES + _FILES_PER_PART * (len(parts_of(config)) + 2 * (config.embed is not None))
+    needed = needed_files(config)
     if (allowed := allow_open_files(needed)) < needed:
         raise AlignedServeError(
             f"a process may open {allowed} files here and needs {needed}: raise the limit with `ulimit -n {needed}`, "
@@ -96,6 +103,8 @@ def plan(config: Config) -> Plan:
     """Return the parts of a deployment on one machine, after all checks that need no process."""
     folder = model_folder(config)
     model = _checked_model(folder)
+    config, chosen = choose(config, [_this_machine(config)], model, folder)
+    check_open_files(config)
     directory = Path(config.kvpool.directory)
     remove_stale(directory, PREFIX)
     remove_dead_sockets()
@@ -118,13 +127,18 @@ def plan(config: Config) -> Plan:
     longest = read_pooled(folder, model).longest
     specs, devices = specs_of(config, parts, lambda _: "local", deployment, LOOPBACK, router), itertools.count()
     placed = [replace(spec, device=next(devices) if spec.role in WORKERS else 0, is_private=True) for spec in specs]
-    sizes = told(asked, config, model, room, free, longest)
+    sizes = [*chosen, *told(asked, config, model, room, free, longest)]
     if beside is None:
         return Plan(config, placed, sizes, [claim])
     first = beside.specs[0]
     side = EmbedSide(first.deployment, first.router, first.config)
     placed = [replace(spec, embed=side if spec.role in OWNERS else None) for spec in placed]
     return Plan(config, [*placed, *beside.specs], [*sizes, *beside.sizes], [claim, *beside.claims])
+
+
+def _this_machine(config: Config) -> NodeOffer:
+    gpus = visible_gpus() if config.engine.on_gpu else NO_GPUS
+    return NodeOffer("this machine", gpus=gpus.number, gpu=gpus)
 
 
 def _checked_model(folder: Path) -> ModelConfig:

@@ -2,6 +2,8 @@
 its own where Ray assigns GPUs.
 
 Of memory all counts, not what is free: a pool that starts again finds its workers there.
+
+    python -m alignedserve.machine.gpus      prints how many GPUs the driver has: 0 without a driver
 """
 
 from __future__ import annotations
@@ -10,11 +12,14 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from enum import Enum
+from itertools import combinations
 from typing import Any, NamedTuple
 
 _LIBRARY = "libnvidia-ml.so.1"  # part of NVIDIA's driver
-_UUID_BYTES = 96
-_READ, _OK = 0, 0  # nvmlGpuP2PCapsIndex_t and nvmlGpuP2PStatus_t
+_UUID_BYTES = _NAME_BYTES = 96
+_READ, _NVLINK, _OK = 0, 2, 0  # two of nvmlGpuP2PCapsIndex_t, one of nvmlGpuP2PStatus_t
+_MEMORY_CLOCK, _TRANSFERS = 2, 2  # of nvmlClockType_t; a clock of a GPU's memory carries two
 
 
 class _NvmlMemory(ctypes.Structure):
@@ -31,6 +36,29 @@ class GpuUse(NamedTuple):
     busy: float | None  # share of the driver's last sample in which a kernel ran
     used_bytes: int | None
     total_bytes: int | None
+
+
+class Gpu(NamedTuple):
+    name: str
+    total_bytes: int | None  # None where the driver does not tell it
+    bandwidth: float  # bytes that its memory gives in a second, by clock and width; 0 where the driver does not tell it
+
+
+class Link(str, Enum):
+    """How two GPUs of a machine reach each other's memory."""
+
+    NVLINK = "NVLink"
+    PCIE = "PCIe"
+    NONE = "none"
+
+
+class Driver(NamedTuple):
+    """What NVIDIA's driver says of itself and of the GPUs."""
+
+    version: str  # such as 580.65.06
+    cuda: int  # the newest major version of CUDA that it runs
+    gpus: tuple[Gpu, ...]
+    links: tuple[Link, ...]  # of all pairs of GPUs
 
 
 class OpenDriver:
@@ -80,6 +108,19 @@ def gpu_memory(load: Callable[[str], Any] = ctypes.CDLL, environment: Mapping[st
         return min((size for size in found if size is not None), default=None)
 
 
+def driver(load: Callable[[str], Any] = ctypes.CDLL, environment: Mapping[str, str] = os.environ) -> Driver | None:
+    """Return what the driver says of itself and of the visible GPUs; None where no driver tells."""
+    with _driver(load) as (nvml, count):
+        if nvml is None:
+            return None
+        devices = [device for number in _visible(count, environment) if (device := _device(nvml, number))]
+        version, cuda = ctypes.create_string_buffer(_NAME_BYTES), ctypes.c_int()
+        nvml.nvmlSystemGetDriverVersion(version, _NAME_BYTES)
+        nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(cuda))
+        links = tuple(_link(nvml, one, other) for one, other in combinations(devices, 2))
+        return Driver(version.value.decode(), cuda.value // 1000, tuple(_gpu(nvml, each) for each in devices), links)
+
+
 def gpus_reached(uuid: str, load: Callable[[str], Any] = ctypes.CDLL) -> dict[str, bool]:
     """Return the UUIDs of this machine's other GPUs, and whether this one reads their memory (peer access)."""
     with _driver(load) as (nvml, count):
@@ -116,9 +157,26 @@ def _uuid(nvml: Any, device: ctypes.c_void_p) -> str:
     return "" if nvml.nvmlDeviceGetUUID(device, text, _UUID_BYTES) else text.value.decode().removeprefix("GPU-")
 
 
-def _reads(nvml: Any, device: ctypes.c_void_p, other: ctypes.c_void_p) -> bool:
+def _reads(nvml: Any, device: ctypes.c_void_p, other: ctypes.c_void_p, how: int = _READ) -> bool:
     status = ctypes.c_int(-1)
-    return not nvml.nvmlDeviceGetP2PStatus(device, other, _READ, ctypes.byref(status)) and status.value == _OK
+    return not nvml.nvmlDeviceGetP2PStatus(device, other, how, ctypes.byref(status)) and status.value == _OK
+
+
+def _link(nvml: Any, device: ctypes.c_void_p, other: ctypes.c_void_p) -> Link:
+    if not (_reads(nvml, device, other) and _reads(nvml, other, device)):
+        return Link.NONE
+    return Link.NVLINK if _reads(nvml, device, other, _NVLINK) else Link.PCIE
+
+
+def _gpu(nvml: Any, device: ctypes.c_void_p) -> Gpu:
+    name, memory = ctypes.create_string_buffer(_NAME_BYTES), _NvmlMemory()
+    megahertz, bits = ctypes.c_uint(), ctypes.c_uint()
+    nvml.nvmlDeviceGetName(device, name, _NAME_BYTES)
+    tells_size = not nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory))
+    nvml.nvmlDeviceGetMaxClockInfo(device, _MEMORY_CLOCK, ctypes.byref(megahertz))
+    nvml.nvmlDeviceGetMemoryBusWidth(device, ctypes.byref(bits))
+    bandwidth = _TRANSFERS * megahertz.value * 1e6 * bits.value / 8
+    return Gpu(name.value.decode(errors="replace"), int(memory.total) if tells_size else None, bandwidth)
 
 
 def _visible(count: int, environment: Mapping[str, str]) -> list[int]:
@@ -136,3 +194,7 @@ def _use(nvml: Any, number: int) -> GpuUse:
     if nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)):
         return GpuUse(busy, None, None)
     return GpuUse(busy, int(memory.used), int(memory.total))
+
+
+if __name__ == "__main__":
+    print(len(found.gpus) if (found := driver()) is not None else 0)

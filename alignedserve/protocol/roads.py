@@ -1,8 +1,8 @@
 """The road of KV between two workers, as both and the router read it from what they registered.
 
 road         the pair
-ipc          on one node: one GPU, or GPUs that read each other's memory; on CPUs where `ipc` was asked for
-collective   anywhere, where `collective` was asked for
+ipc          on one node: one GPU, or GPUs that read each other's memory; on CPUs where `ipc` or `direct` was asked for
+collective   anywhere, where `collective` was asked for; with `direct` where ipc is none, as between nodes
 host         no direct road: KV goes through the KV pool
 """
 
@@ -26,18 +26,29 @@ class Endpoint(NamedTuple):
     address: str
     device: str = ""  # "cpu", or a GPU's UUID
     reached: frozenset[str] = frozenset()  # UUIDs of other GPUs whose memory its GPU reads
+    also_sends: bool = False  # to peers that do not read from its device
+
+    @property
+    def sends(self) -> bool:
+        return self.also_sends or not self.device
 
     def pack(self) -> str:
-        return "|".join((self.address, self.device, ",".join(sorted(self.reached)))) if self.device else self.address
+        if not self.device:
+            return self.address
+        more = ("sends",) if self.also_sends else ()
+        return "|".join((self.address, self.device, ",".join(sorted(self.reached)), *more))
 
     @classmethod
     def read(cls, packed: str) -> Endpoint:
-        address, _, more = packed.partition("|")
-        device, _, reached = more.partition("|")
-        return cls(address, device, frozenset(filter(None, reached.split(","))))
+        address, device, reached, sends, *_ = (*packed.split("|"), "", "", "")
+        return cls(address, device, frozenset(filter(None, reached.split(","))), bool(sends))
 
     def reads(self, other: Endpoint) -> bool:
         return self.device == other.device or other.device in self.reached
+
+    def maps(self, other: Endpoint) -> bool:
+        """Return whether both read KV from each other's device, where they are on one node."""
+        return bool(self.device and other.device) and self.reads(other) and other.reads(self)
 
 
 def endpoints(member: Member) -> list[Endpoint]:
@@ -49,7 +60,6 @@ def road_between(one: Member, other: Member) -> Road:
     ours, theirs = endpoints(one), endpoints(other)
     if not ours or len(ours) != len(theirs):
         return Road.HOST
-    if not any(end.device for end in (*ours, *theirs)):
-        return Road.COLLECTIVE
-    can_read = all(here.reads(there) and there.reads(here) for here, there in zip(ours, theirs, strict=True))
-    return Road.IPC if one.node == other.node and can_read else Road.HOST
+    if one.node == other.node and all(here.maps(there) for here, there in zip(ours, theirs, strict=True)):
+        return Road.IPC
+    return Road.COLLECTIVE if all(end.sends for end in (*ours, *theirs)) else Road.HOST

@@ -60,6 +60,13 @@ class Predictor(str, Enum):
 Takes = Mapping[str, Sequence[Any]]  # other options of a policy -> the values that go with this option
 
 
+class Lends(str, Enum):
+    """When prefill workers decode, too."""
+
+    NEVER = "never"
+    ALWAYS = "always"  # while they have room
+
+
 @dataclass(frozen=True)
 class SchedulerRules:
     """What other parts know of a scheduler. They do not load the code of ours, nor that of the papers'."""
@@ -111,7 +118,8 @@ class Policy:
     handoff: Handoff = Handoff.ROOM
     pinning: bool = True  # whether real-time requests that cannot wait go straight to a decode worker
     evict: bool = True  # whether preempted requests keep their KV elsewhere; otherwise they are recomputed
-    helps: bool = True  # whether decode workers take prompts that pile up, and prefill workers decode where they can
+    helps: bool = True  # whether workers of one kind may take work of the other: else roles are strict
+    lends: Lends = Lends.ALWAYS  # of work to prefill workers; decode workers take prompts that pile up anyway
     least_moved: int = 16  # least output tokens worth a move from a prefill worker that could decode them
     slo_scale: float = 1.0  # of what chats are promised: the times that steps are planned for
     refuse_ttfts: float = 2.0  # most ttfts that a chat may wait for others in a burst, else it is refused; 0: none
@@ -130,6 +138,11 @@ class Policy:
                 if getattr(self, other) not in values:
                     return _unfit(option, getattr(self, option), other, getattr(self, other), values)
         return None
+
+    @property
+    def prefill_decodes(self) -> bool:
+        """Return whether prefill workers decode, too."""
+        return self.helps and self.lends is not Lends.NEVER
 
     @property
     def why_not_ahead(self) -> str | None:

@@ -23,7 +23,8 @@ from alignedserve.config.config import Config
 from alignedserve.safe_path import module_command
 
 # What the drivers of each build of torch open: NVIDIA's, also of boards (nvmap) and under WSL (dxg); AMD's.
-_DRIVERS = {"cuda": ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg"), "hip": ("/dev/kfd",)}
+NVIDIA = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg")
+_DRIVERS = {"cuda": NVIDIA, "hip": ("/dev/kfd",)}
 _HIDING = "CUDA_VISIBLE_DEVICES"
 _LIMIT_S = 120.0
 
@@ -44,7 +45,7 @@ def choose() -> DeviceChoice:
         return DeviceChoice(DeviceKind.CPU, "no driver of a GPU is here")
     if os.environ.get(_HIDING, "0").strip() in ("", "-1"):
         return DeviceChoice(DeviceKind.CPU, f"{_HIDING} hides all GPUs")
-    built = _torch_is_built_for()
+    built = torch_is_built_for()
     if not any(path in _DRIVERS[kind] for kind in built for path in there):
         what = f"built for {' and '.join(built)} alone" if built else "built without CUDA, or not installed"
         return DeviceChoice(DeviceKind.CPU, f"{there[0]} is here, but torch is {what}", is_fallback=True)
@@ -64,7 +65,7 @@ def decide(config: Config) -> tuple[Config, DeviceChoice]:
     return replace(config, engine=replace(config.engine, device=choice.device)), choice
 
 
-def _torch_is_built_for() -> Mapping[str, str]:
+def torch_is_built_for() -> Mapping[str, str]:
     """Return what the installed torch was built for, `cuda` or `hip`, and its version, without loading torch: it has a
     file that says it."""
     found = find_spec("torch")

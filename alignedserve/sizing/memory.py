@@ -181,7 +181,7 @@ def use_of(config: Config) -> Use:
 
 
 def maps_files(config: Config) -> bool:
-    return config.transport is TransportName.IPC and not config.engine.on_gpu
+    return config.transport in (TransportName.IPC, TransportName.DIRECT) and not config.engine.on_gpu
 
 
 def check_worker(config: Config, model: ModelConfig, room: Capacity, folder: Path, replaces: bool = False) -> None:

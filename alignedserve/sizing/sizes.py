@@ -214,6 +214,13 @@ def _left_on_gpu(config: Config, rank: _Rank, free: FreeMemory) -> int | None:
     return left if left > 0 else None  # then its worker says what is to be done
 
 
+def on_gpu(config: Config, model: ModelConfig, folder: Path, gpu: int | None) -> tuple[int, int]:
+    """Return the bytes of a rank's weights, and about how many tokens of KV a GPU of so many bytes holds beside."""
+    rank = _Rank.of(config, model, folder)
+    left = _left_on_gpu(config, rank, FreeMemory(None, shared=0, gpu=gpu)) or 0
+    return rank.needs.weights, int((1 - _GPU_MARGIN) * left / rank.token)
+
+
 def _with_context(config: Config, model: ModelConfig, folder: Path, free: FreeMemory) -> Config:
     """Return the config with the longest context that fits, if none is named."""
     if config.engine.max_model_len is not None:

@@ -40,10 +40,15 @@ def choose(device: torch.device, config: Config) -> ChosenTransport:
         why = "KV is in the memory of the CPU, which the KV pool shares with all workers of a node"
         return ChosenTransport(TransportName.HOST, why)
     problem = _why_no_collective(device, config) if asked is TransportName.COLLECTIVE else why_no_stores()
-    if asked is TransportName.AUTO and problem is None:
-        why = "between workers of a node whose GPUs read each other's memory"
+    is_open = asked in (TransportName.AUTO, TransportName.DIRECT)
+    is_spread = asked is TransportName.DIRECT and config.ray.address is not None
+    if is_spread and problem is None and _why_no_collective(device, config) is None:
+        why = "by mapped memory within a node, by torch.distributed between nodes"
+        return ChosenTransport(TransportName.DIRECT, why)
+    if is_open and problem is None:
+        why = "between workers of a node that read each other's memory"
         return ChosenTransport(TransportName.IPC, why)
-    if asked is TransportName.AUTO:
+    if is_open:
         return ChosenTransport(TransportName.HOST, problem or "")
     if problem is not None:
         raise TransportError(f"transport {asked.value} cannot be used here: {problem}; use auto or host")
@@ -74,7 +79,7 @@ def chosen_for(place: Place, device: torch.device) -> ChosenTransport:
         return ChosenTransport(TransportName.HOST, "there is no other worker to send to")
     if config.lends and config.transport in (TransportName.AUTO, TransportName.HOST):
         return ChosenTransport(TransportName.HOST, "prefill workers decode too, and hand requests on by the KV pool")
-    is_open = config.transport is TransportName.AUTO
+    is_open = config.transport in (TransportName.AUTO, TransportName.DIRECT)
     if is_open and config.why_host is not None:
         chosen = ChosenTransport(TransportName.HOST, config.why_host)
     else:
@@ -133,14 +138,15 @@ def open_transport(
 
     maps: Maps | None = None
     on, communicators = Endpoint(""), None  # where the KV is sent
-    if chosen.name is TransportName.IPC and cache.device.type == "cpu":
+    is_mapped, also_sends = chosen.name is not TransportName.COLLECTIVE, chosen.name is TransportName.DIRECT
+    if is_mapped and cache.device.type == "cpu":
         own = lock_name(spec.deployment, name, spec.rank)
         maps = file = CacheFile(place.shared_memory, f"{spec.deployment}-", f"{own}.cache")
-        cache, on = file.zeros(cache.shape, cache.dtype), Endpoint("", "cpu")
-    elif chosen.name is TransportName.IPC:
+        cache, on = file.zeros(cache.shape, cache.dtype), Endpoint("", "cpu", also_sends=also_sends)
+    elif is_mapped:
         reached = frozenset(uuid for uuid, is_read in peers_of(cache.device).items() if is_read)
-        maps, on = CudaMaps(cache.device), Endpoint("", gpu_uuid(cache.device), reached)
-    else:
+        maps, on = CudaMaps(cache.device), Endpoint("", gpu_uuid(cache.device), reached, also_sends)
+    if not is_mapped or also_sends:
         communicators = communicators_on(cache.device, 1 if team is None else team.size)
     direct = Direct(
         *(name, mailbox_of(spec), DeviceBlocks(cache), pace),
@@ -149,6 +155,7 @@ def open_transport(
         maps=maps,
         communicators=communicators,
         on=on,
+        node=spec.node,
         rank=spec.rank,
         fault=fault,
     )

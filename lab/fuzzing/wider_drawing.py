@@ -146,12 +146,15 @@ def some_with_vectors(drawn: Scenario) -> Scenario:
     return replace(drawn, asks=tuple(asks))
 
 
+_LATER = "alignedserve"  # it came after seeds that are kept: they draw what they drew
+
+
 def _with_preset(drawn: Scenario) -> Scenario:
     """Give every fifth run the policy of a preset; what a preset reserves is cut to the size of the device."""
     draw = Random(f"{drawn.seed}/preset")
     if draw.random() > 1 / 5:
         return drawn
-    policy = _policies()[draw.choice(list(presets()))]
+    policy = _policies()[draw.choice([name for name in presets() if name != _LATER])]
     reserve = min(policy.reserve, draw.choice((1, drawn.limits.num_tokens // 2, drawn.limits.num_tokens)))
     return _with_policy(drawn, replace(policy, reserve=reserve))
 

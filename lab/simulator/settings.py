@@ -62,7 +62,7 @@ class Settings:
     @property
     def lends(self) -> bool:
         """Return whether prefill workers decode what is near them while they have room."""
-        return self.policy.helps and not self.topology.colocated
+        return self.policy.prefill_decodes and not self.topology.colocated
 
 
 def members_of(settings: Settings) -> dict[str, Role]:

@@ -80,7 +80,7 @@ def settings_of(trial: SimulationTrial, given: Mixture | None = None) -> Setting
         raise SimulateError(f"schedule.memory hybrid: {device.name}'s model keeps no hidden vectors: set it to plain")
     longest = min(_LONGEST, device.kv_tokens)
     is_direct = direct if trial.direct is None else trial.direct
-    lenders = topology.prefill_workers if policy.helps else 0
+    lenders = topology.prefill_workers if policy.prefill_decodes else 0
     pages = _ARENA * (topology.decode_workers + lenders) * device.kv_tokens // limits.page_size
     device = device.divided(pages, policy)
     return Settings(
@@ -178,7 +178,9 @@ def check_rates(common: SimulationTrial, rates: Sequence[float]) -> None:
 def parse_cluster(text: str) -> Topology:
     """Return the topology that the text writes: `colocated`, `Nxcolocated`, or `P+D`."""
     try:
-        return Topology.parse(text)
+        if not (topology := Topology.parse(text)).is_auto:
+            return topology
+        raise ValueError(text)
     except ValueError:
         wanted = f"--cluster {text!r:.60} is neither colocated, nor such as 2+2 or 4xcolocated"
         raise SimulateError(f"{wanted}{_cluster_hint(text)}") from None

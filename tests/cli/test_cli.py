@@ -153,7 +153,7 @@ def test_help_all_says_what_each_section_is_for(served: list[Config], capsys: py
 def test_settings_stay_few() -> None:
     """Each new setting is one more for every user to read. What only presets change is no setting (setting.py).
 
-    The newest is `embed`, a second model."""
+    The newest is `prefill.lends`, in place of ray.place_s."""
     assert len(settings()) <= 70
 
 

@@ -147,8 +147,8 @@ def test_the_road_of_each_pair_of_gpus_is_named(monkeypatch: pytest.MonkeyPatch)
     three = FoundTorch("9.9", ["H200, 139 GiB"] * 3, _KERNELS, sends=True, apart=[[0, 2]])
     monkeypatch.setattr(doctor, "_try_torch", lambda _: three)
     roads = "GPUs 0 and 1 ipc; GPUs 0 and 2 host; GPUs 1 and 2 ipc"
-    by_default = "auto takes host with schedule.helps, as by default"
-    assert _found("transports").what == f"{by_default}, and without it ipc on one GPU; {roads}"
+    by_default = "auto takes host where prefill workers lend, as by default"
+    assert _found("transports").what == f"{by_default}, and with prefill.lends never ipc on one GPU; {roads}"
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ class Machines:
     def __init__(self, folder: Path, networks: Sequence[str], addresses: Sequence[str]) -> None:
         self.folder, self.networks, self.addresses = folder, networks, addresses
         self.key = folder / "key"
+        self.programs: list[subprocess.Popen[bytes]] = []  # of each machine, the first process
 
     def run(self, *command: str | Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
         """Run the command as on a laptop that is not one of the machines, but reaches them all."""
@@ -50,6 +51,11 @@ class Machines:
         home = {"HOME": str(desk), "TMPDIR": str(desk), "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin"}
         whole: list[str | Path] = [*inside, 'mount --bind "$0" /tmp/ray && exec "$@"', desk, *map(str, command)]
         return subprocess.run(whole, env=home, capture_output=True, text=True, timeout=timeout_s)
+
+    def end(self, number: int) -> None:
+        """End all that runs on that machine, as when its power fails."""
+        self.programs[number].kill()
+        self.programs[number].wait()
 
     def log(self, address: str) -> str:
         """Return the end of the log of the deployment that `ray up` started there."""
@@ -85,12 +91,12 @@ def machines(folder: Path, addresses: Sequence[str]) -> Iterator[Machines]:
                 _ip("-n", network, "link", "set", device, "up")
             # a machine learns its own address from this route
             _ip("-n", network, "route", "add", "default", "dev", "wire")
-            stack.enter_context(_sshd(folder / network, network, address, made.key))
+            made.programs.append(stack.enter_context(_sshd(folder / network, network, address, made.key)))
         yield made
 
 
 @contextmanager
-def _sshd(folder: Path, network: str, address: str, key: Path) -> Iterator[None]:
+def _sshd(folder: Path, network: str, address: str, key: Path) -> Iterator[subprocess.Popen[bytes]]:
     home = folder / "home"
     (home / ".ssh").mkdir(parents=True, mode=0o700)
     (home / ".ssh" / "authorized_keys").write_text(key.with_suffix(".pub").read_text())
@@ -108,7 +114,7 @@ def _sshd(folder: Path, network: str, address: str, key: Path) -> Iterator[None]
         process = subprocess.Popen(["sh", SCRIPT, network, folder, sshd], stdout=log, stderr=log)
     try:
         _wait_for(folder / "log", "Server listening on")
-        yield
+        yield process
     finally:
         process.kill()
         process.wait()

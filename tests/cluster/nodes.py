@@ -22,7 +22,8 @@ def main() -> None:
 
     def arguments(text: str) -> dict[str, object]:
         resources = json.loads(text)
-        return {"num_cpus": resources.pop("CPU"), "resources": resources, "object_store_memory": STORE_BYTES}
+        numbers = {"num_cpus": resources.pop("CPU"), "num_gpus": resources.pop("GPU", 0)}
+        return {**numbers, "resources": resources, "object_store_memory": STORE_BYTES}
 
     head, *workers = sys.argv[1:]
     cluster = Cluster(initialize_head=True, head_node_args=arguments(head) | {"include_dashboard": False})

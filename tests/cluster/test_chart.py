@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import subprocess
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,19 +15,23 @@ import jsonschema
 import pytest
 import yaml
 
+from alignedserve.architectures.families.model_config import read_config
+from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.config.choices import DeviceKind, Launcher
 from alignedserve.config.config import Config, load
 from alignedserve.gateway.access.keys import KeysFile, hash_key
 from alignedserve.launch.cluster import decide_by_nodes
-from alignedserve.launch.placing import ClusterNode, Placing
+from alignedserve.launch.placing import ClusterFile, ClusterNode, NodeType, Placing, cluster_file
+from alignedserve.launch.roles import NodeOffer, choose
 from tests.cluster.test_deploy import schema
 from tests.helm import CHART, NAME, ROOT, helm, refusal, rendered
 
 KUBERNETES = "1.31.0"
 WITH_ALL = (
     "monitor: true\nkeys: tenants\nstore: {redis: true}\ngateway: {claim: jobs}\n"
-    "machines: {gpus: 4, roles: {decode: 3}}\nhead: {redis: 'db:6390'}"
+    "machines: {gpus: 4}\nhead: {redis: 'db:6390'}"
 )
+OWN = "model: /models/own"
 WITHOUT_GPUS = "machines: {gpus: 0}"
 VALUES = ("", WITH_ALL, WITHOUT_GPUS)
 Pod = dict[str, Any]
@@ -60,7 +65,8 @@ def pods(values: str = "") -> dict[str, Pod]:
             pod["spec"]["containers"].append({"name": "autoscaler", "image": "ray", **added})
         else:
             kept = {key: ours[key] for key in ("image", "securityContext", "env", "volumeMounts")}
-            pod["spec"]["initContainers"] = [{"name": "wait-gcs-ready", "resources": {}, **kept}]
+            waits = {"name": "wait-gcs-ready", "resources": {}, **kept}
+            pod["spec"]["initContainers"] = [waits, *pod["spec"].get("initContainers", ())]
     return made
 
 
@@ -84,6 +90,7 @@ def test_helm_has_nothing_to_say_against_it() -> None:
 def test_kubernetes_takes_the_manifests(values: str) -> None:
     import kubernetes_validate
 
+    assert {manifest["metadata"]["name"] for manifest in of_kind("Pod", values)} == {f"{NAME}-test"}
     for manifest in rendered(values):
         if manifest["kind"] not in ("RayCluster", "ServiceMonitor"):
             kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
@@ -289,6 +296,30 @@ def test_the_head_keeps_what_ray_knows_where_the_values_say() -> None:
     }
 
 
+def test_a_machine_looks_at_itself_before_its_pod_serves(tmp_path: Path) -> None:
+    """The command runs as the pod runs it, with the settings of the chart and a model that is not there."""
+    (_, preflight) = pods()["worker"]["spec"]["initContainers"]
+    gpus = pods()["worker"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+    assert preflight["resources"]["limits"]["nvidia.com/gpu"] == gpus, "it sees what the workers will see"
+    assert {mount["mountPath"] for mount in preflight["volumeMounts"]} >= {"/dev/shm", "/etc/alignedserve"}
+    served(tmp_path, "model: /nowhere/model")
+    program, *words = [word.replace("/etc/alignedserve", str(tmp_path)) for word in preflight["command"]]
+    done = subprocess.run([sys.executable, "-m", program, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "/nowhere/model is not here" in done.stdout
+
+
+def test_helm_test_chats_by_the_service() -> None:
+    (pod,) = of_kind("Pod")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    assert [*faults(pod)] == []
+    (container,) = pod["spec"]["containers"]
+    (service,) = of_kind("Service")
+    names = {each["name"]: each.get("value") for each in container["env"]}
+    assert names["SERVICE"] == service["metadata"]["name"]
+    assert "app" not in pod["metadata"].get("labels", {}), "it is a client, and no part of the deployment"
+
+
 # --- The network
 
 
@@ -310,11 +341,11 @@ def reached(role: str, values: str = "") -> dict[str, set[int | str]]:
 
 def test_pods_reach_and_are_reached_by_what_they_need_alone() -> None:
     assert reached("head") == {"ingress": {"own"}, "egress": {"own", 53, 443, 6443}}
-    assert reached("gateway") == {"ingress": {"own", 8000}, "egress": {"own", 53}}
-    assert reached("worker") == {"ingress": {"own"}, "egress": {"own", 53}}
-    assert reached("gateway", "store: {redis: true, port: 6380}")["egress"] == {"own", 53, 6380}
-    assert reached("gateway", "settings: {jobs: {files: 's3://bucket'}}")["egress"] == {"own", 53, 443}
-    traces = "settings: {server: {otlp_endpoint: 'http://collector:4318'}}"
+    assert reached("gateway", OWN) == {"ingress": {"own", 8000}, "egress": {"own", 53}}
+    assert reached("worker", OWN) == {"ingress": {"own"}, "egress": {"own", 53}}
+    assert reached("gateway", f"{OWN}\nstore: {{redis: true, port: 6380}}")["egress"] == {"own", 53, 6380}
+    assert reached("gateway", f"{OWN}\nsettings: {{jobs: {{files: 's3://bucket'}}}}")["egress"] == {"own", 53, 443}
+    traces = f"{OWN}\nsettings: {{server: {{otlp_endpoint: 'http://collector:4318'}}}}"
     assert reached("gateway", traces)["egress"] == {"own", 53, 4318}
     assert reached("head", WITH_ALL)["egress"] == {"own", 53, 443, 6443, 6390}
 
@@ -370,14 +401,14 @@ def test_the_gateways_pod_drains_before_its_signal(values: str, tmp_path: Path) 
 def test_what_is_served_is_what_the_values_say(tmp_path: Path) -> None:
     values = (
         "model: org/name\ntopology: 2+3\npromises: {ttftMs: 500, tbtMs: 50}\nmachines: {poolMemoryMb: 9000}\n"
-        "settings: {engine: {max_step_tokens: 4096}, server: {max_queue_tokens: 3000000}, ray: {place_s: 60}}"
+        "settings: {engine: {max_step_tokens: 4096}, server: {max_queue_tokens: 3000000}, ray: {gpus_per_worker: 0}}"
     )
     config = served(tmp_path, values)
     assert (config.launcher, config.ray.address, config.server.port) == (Launcher.RAY, "auto", 8000)
     assert (config.model, str(config.topology), config.kvpool.memory_mb) == ("org/name", "2+3", 9000)
     assert (config.slo.ttft_ms, config.slo.tbt_ms) == (500, 50)
     assert (config.engine.max_step_tokens, config.server.max_queue_tokens) == (4096, 3_000_000)
-    assert config.ray.place_s == 60, "settings outweigh what the chart has"
+    assert config.ray.gpus_per_worker == 0, "settings outweigh what the chart has"
 
 
 def test_the_example_of_the_guide_is_taken(tmp_path: Path) -> None:
@@ -398,8 +429,10 @@ def test_the_pool_fits_the_shared_memory_of_its_pod(values: str, tmp_path: Path)
 
 def test_the_gpus_of_a_pod_are_those_that_its_workers_compute_on(tmp_path: Path) -> None:
     gpus = pods()["worker"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
-    node = ClusterNode("pod", {"CPU": 8.0, "GPU": gpus, "kv_pool": 1.0, "prefill": 1.0, "decode": 1.0})
+    node = ClusterNode("pod", {"CPU": 8.0, "GPU": gpus})
     config = decide_by_nodes(served(tmp_path), Placing([node], 0.0, may_travel=False))
+    offer = NodeOffer("pod", 8.0, gpus)
+    config, _ = choose(config, [offer], read_config(DEMO_FOLDER), DEMO_FOLDER)
     workers = config.topology.prefill_workers + config.topology.decode_workers
     assert config.engine.device is DeviceKind.CUDA
     assert (config.ray.gpus_per_worker or 0.0) * workers == gpus, "none idles, and none is missing"
@@ -412,12 +445,17 @@ def test_without_gpus_it_asks_for_none_and_computes_on_cpus(tmp_path: Path) -> N
     assert config.engine.device is DeviceKind.CPU
 
 
-def test_machines_are_as_many_as_the_values_say_and_take_the_roles() -> None:
-    group = groups("machines: {least: 2, most: 7, cpus: 16, roles: {kv_pool: 1, prefill: 1, decode: 3}}")["worker"]
+def test_machines_are_as_many_as_the_values_say(tmp_path: Path) -> None:
+    group = groups(values := "machines: {least: 2, most: 7, cpus: 16}")["worker"]
     assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (2, 2, 7)
     started = group["rayStartParams"]
     assert started["num-cpus"] == "16"
-    assert yaml.safe_load(yaml.safe_load(started["resources"])) == {"kv_pool": 1, "prefill": 1, "decode": 3}
+    assert "resources" not in started, "what a machine is for follows from its GPUs"
+    (settings,) = of_kind("ConfigMap", values)
+    (tmp_path / "cluster.yaml").write_text(settings["data"]["cluster.yaml"])
+    told = cluster_file(str(tmp_path / "cluster.yaml"))
+    assert told == ClusterFile([NodeType("serving", {"CPU": 16.0, "GPU": 2.0}, 7)], [], 2)
+    assert served(tmp_path, values).ray.cluster_file == "/etc/alignedserve/cluster.yaml"
     alone = {role: groups()[role]["rayStartParams"]["num-cpus"] for role in ("head", "gateway")}
     assert alone == {"head": "0", "gateway": "0"}, "no worker is placed there"
 
@@ -437,7 +475,7 @@ def test_machines_are_as_many_as_the_values_say_and_take_the_roles() -> None:
         ("machines: {gpus: -1}", "gpus"),
         ("machines: {gpus: two}", "gpus"),
         ("machines: {memory: 32}", "memory"),
-        ("machines: {roles: {decoder: 1}}", "decoder"),
+        ("machines: {roles: {decode: 1}}", "roles"),
         ("gateway: {cpus: 0}", "cpus"),
         ("head: {redis: 'redis://db'}", "redis"),
     ],

@@ -14,14 +14,17 @@ import jsonschema
 import pytest
 import yaml
 
+from alignedserve.architectures.families.model_config import read_config
+from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.cli.main import main
 from alignedserve.config.choices import DeviceKind
 from alignedserve.config.config import Config, load
 from alignedserve.core import WORKERS
 from alignedserve.gateway.access.keys import Scope, hash_key, key_ring
 from alignedserve.launch.cluster import decide_by_nodes
-from alignedserve.launch.placing import ClusterNode, Placing, may_come, node_types
+from alignedserve.launch.placing import ClusterNode, Placing, cluster_file, may_come
 from alignedserve.launch.plan import parts_of
+from alignedserve.launch.roles import NodeOffer, choose
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -46,10 +49,9 @@ def test_ray_takes_the_files_of_clouds(name: str) -> None:
     whole = prepare_config(read(DEPLOY / name))
     validate_config(whole)
     types = whole["available_node_types"]
-    assert set(types) == {"head", "serving", "prefill"}
+    assert set(types) == {"head", "serving"}
     assert types["head"]["resources"] == {"CPU": 0}, "no worker is placed there"
-    assert {"kv_pool", "prefill", "decode", "GPU"} <= set(types["serving"]["resources"])
-    assert "kv_pool" not in types["prefill"]["resources"]
+    assert types["serving"]["resources"] == {"CPU": 48, "GPU": 4}, "what a machine is for follows from its GPUs"
 
 
 @pytest.mark.parametrize("name", CLOUDS)
@@ -64,14 +66,17 @@ def test_clouds_install_and_start_what_own_machines_do(name: str) -> None:
 
 @pytest.mark.parametrize("name", CLOUDS)
 def test_clouds_have_room_for_what_they_serve_where_there_is_but_a_head(name: str) -> None:
-    coming = may_come(node_types(str(DEPLOY / name)), [])
+    coming = may_come(cluster_file(str(DEPLOY / name)).types, [])
     placing = Placing([ClusterNode("head", {"CPU": 0.0})], 0.0, may_travel=False, may_come=coming)
     config = decide_by_nodes(served(DEPLOY / "serve.yaml"), placing)
     assert (config.engine.device, config.ray.gpus_per_worker) == (DeviceKind.CUDA, 1.0), "they rent GPUs to compute"
+    offer = NodeOffer(coming[0].name, coming[0].total["CPU"], coming[0].total["GPU"])
+    config, lines = choose(config, [offer], read_config(DEMO_FOLDER), DEMO_FOLDER)
+    assert lines[0].startswith("topology: 4xcolocated: ")
     groups = replace(placing, gpus_per_worker=1.0).groups(
         *([part for role, part in parts_of(config) if role is kind] for kind in WORKERS)
     )
-    assert [set(group) for group in groups] == [{"pool-0", "prefill-0", "decode-0"}]
+    assert [set(group) for group in groups] == [{"pool-0", *(f"decode-{number}" for number in range(4))}]
 
 
 # --- Containers
@@ -179,7 +184,7 @@ def test_images_are_made_of_what_is_there() -> None:
     assert made == ["wheel", "base", "cpu", "cuda"]
     assert all(base in made[:at] or base.startswith("python:") for at, (base, _) in enumerate(stages))
     assert all(stage in made for stage in re.findall(r"from=(\w+)", "\n".join(lines)))
-    known = {"ARG", "FROM", "RUN", "WORKDIR", "COPY", "ENV", "EXPOSE", "ENTRYPOINT", "CMD", "USER"}
+    known = {"ARG", "FROM", "RUN", "WORKDIR", "COPY", "ENV", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD", "USER"}
     assert {line.split()[0] for line in lines if line and not line.startswith("#")} <= known
     assert {*re.findall(r"-r /locks/(\S+)|-r deploy/locks/(\S+)", "\n".join(lines))} == {
         *((name, "") for name in ("torch-cpu.txt", "torch-cuda.txt", "serve.txt", "image.txt", "image-cuda.txt")),

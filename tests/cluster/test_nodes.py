@@ -58,7 +58,7 @@ def test_a_deployment_on_two_nodes_from_its_start_to_its_end() -> None:
     the deployment."""
     with clustered(PROMPTS, WITH_POOL) as nodes, shared_memory() as memory:
         (left := memory / "alignedserve-1-pool-0.lock").touch()
-        where = ("--ray-address", nodes.address, "--ray-place-s", "2", *FED)
+        where = ("--ray-address", nodes.address, "--set", "ray.place_s=2", *FED)
         with ended(
             Deployment(*where, topology="1+1", launcher="ray", memory=memory, environment=nodes.environment)
         ) as deployment:
@@ -111,14 +111,44 @@ def test_a_split_deployment_moves_to_another_node_when_its_own_is_lost() -> None
         assert nodes.home("gateway-0") == head
 
 
+@rare
+@pytest.mark.parametrize("lends", ["always", "never"])
+def test_each_node_has_both_kinds_where_no_kv_goes_from_node_to_node(lends: str) -> None:
+    """The nodes name no roles."""
+    each, apart = {"CPU": 2}, ("--prefill-lends", lends)
+    with clustered(HEAD, each, each) as nodes, deployed_on(nodes, "2+2", *apart) as deployment:
+        wait_until(lambda: nodes.pid("decode-1") is not None, BACK_S, deployment.log)
+        kinds = ("pool", "prefill", "decode")
+        homes = [{nodes.home(f"{kind}-{number}") for kind in kinds} for number in range(2)]
+        assert [len(home) for home in homes] == [1, 1], deployment.log()
+        assert homes[0] != homes[1]
+        wanted = mixed(16, seed=5, outputs=(20, 90))
+        check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
+        assert pulled_by(deployment) == set(), "KV goes by the pool of each node"
+
+
+@rare
+def test_each_pair_has_its_road_by_memory_within_a_node_and_sent_between_nodes() -> None:
+    each, apart = {"CPU": 2}, ("--transport", "direct", "--prefill-lends", "never", "--log-level", "debug")
+    with clustered(HEAD, each, each) as nodes, deployed_on(nodes, "1+3", *apart) as deployment:
+        decoders = [f"decode-{number}" for number in range(3)]
+        wait_until(lambda: all(name in parts_of(deployment) for name in decoders), BACK_S, deployment.log)
+        near = {name for name in decoders if nodes.home(name) == nodes.home("prefill-0")}
+        assert len(near) == 1
+        wanted = mixed(24, seed=5, outputs=(20, 90))
+        check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
+        assert pulled_by(deployment) > near, "one by mapped memory, others by what is sent"
+        assert deployment.metric("kv_transfers_failed_total") == 0
+
+
 @rare  # tests/launch/test_placing.py has all of this but Ray's words
 def test_without_transfers_from_node_to_node_a_pool_is_where_prompts_are() -> None:
     with clustered(PROMPTS, WITH_POOL) as nodes:
         check_what_is_said(
             nodes,
             ("--topology", "1+1"),
-            r"pool-0, prefill-0, decode-0 share the memory of one node, which has to have CPU 2, kv_pool 1, "
-            r"prefill 1, decode 1, or `transport: collective`, by which they may share several; "
+            r"KV does not go from node to node, so one node has to have CPU 2, kv_pool 1, prefill 1, decode 1, or each "
+            r"of several workers of both kinds: set `topology: auto` for numbers that fit, or `transport: direct`; "
             r"the cluster's nodes are: \S+ \(CPU 2, kv_pool 1, decode 1\); \S+ \(CPU 2, prefill 2\)",
         )
 
@@ -209,7 +239,10 @@ def pulled_by(deployment: Deployment) -> set[str]:
 @rare  # the first test shows most of it
 def test_colocated_workers_spread_over_nodes_and_a_single_node_is_enough_to_go_on() -> None:
     each = {"CPU": 4, "decode": 1}
-    with clustered(HEAD, each, each) as nodes, deployed_on(nodes, "2xcolocated", "--ray-place-s", "2") as deployment:
+    with (
+        clustered(HEAD, each, each) as nodes,
+        deployed_on(nodes, "2xcolocated", "--set", "ray.place_s=2") as deployment,
+    ):
         homes = [nodes.home(f"decode-{number}") for number in range(2)]
         assert len({*homes, nodes.home("router")}) == 3
         wanted = mixed(12, seed=3, outputs=(60, 200))
@@ -239,7 +272,7 @@ def test_what_has_no_place_is_said_in_a_line(apart: Nodes, flags: tuple[str, ...
 
 def check_what_is_said(nodes: Nodes, flags: tuple[str, ...], said: str) -> None:
     given = ["--launcher", "ray", "--ray-address", nodes.address, "--port", "0"]
-    process = spawn("demo", *given, "--ray-place-s", "1", *flags, environment=nodes.environment)
+    process = spawn("demo", *given, "--set", "ray.place_s=1", *flags, environment=nodes.environment)
     _, errors = process.communicate(timeout=START_S)
     assert process.returncode == 2, errors
     assert re.search(rf"^alignedserve: {said}$", errors.decode(), re.MULTILINE), errors.decode()

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from subprocess import run
 
 from tests.cluster.conftest import clustered, deployed_on
-from tests.cluster.test_chart import pods
+from tests.cluster.test_chart import of_kind, pods
 from tests.cluster.test_nodes import served_while
 from tests.end_to_end.client import Wanted, check_greedy, mixed
+from tests.end_to_end.deployment import deployed
 from tests.end_to_end.test_restart import DRAIN, STREAM, under_load
 from tests.rare import rare
 
@@ -29,6 +31,23 @@ def pre_stop(role: str) -> list[str] | None:
     (container,) = [each for each in pods()[role]["spec"]["containers"] if each["name"].startswith("ray-")]
     command: list[str] | None = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command")
     return command
+
+
+@rare
+def test_what_helm_tests_with_is_answered(tmp_path: Path) -> None:
+    (pod,) = of_kind("Pod")
+    (shell, flag, line) = pod["spec"]["containers"][0]["command"]
+    (tmp_path / "alignedserve").write_text(f'#!/bin/sh\nexec {sys.executable} -m alignedserve "$@"\n')
+    (tmp_path / "alignedserve").chmod(0o755)
+    names = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SERVICE": "127.0.0.1", "HOME": str(tmp_path)}
+    with deployed("--api-key", "a-key-of-clients") as deployment:
+        there = line.replace(":8000/", f":{deployment.port}/")
+        refused = run([shell, flag, there], env=names, capture_output=True, text=True, check=False)
+        assert refused.returncode != 0, "the test fails where the key is wrong"
+        names["ALIGNEDSERVE_SERVER_API_KEY"] = "a-key-of-clients"
+        told = run([shell, flag, there], env=names, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.strip()
 
 
 @rare

@@ -36,7 +36,10 @@ def test_without_room_for_a_spare_it_says_so_and_workers_are_replaced_in_place()
     with clustered(HEAD, node) as nodes, deployed_on(nodes, "colocated", *flags) as deployment:
         said = command("restart", "--port", str(deployment.port))
         assert said.returncode == 2
-        assert "decode-0 is not replaced: decode-1, decode-1-rank-1 wait for a node with CPU 2, decode" in said.stderr
+        assert (
+            "decode-0 is not replaced: pool-1, decode-1, decode-1-rank-1 wait for a node with CPU 2, decode"
+            in said.stderr
+        )
         assert said.stderr.endswith("; --in-place ends a worker before the next one starts\n")
         under_load(deployment, lambda: restart(deployment, "--in-place"))
         nodes.add(node)

@@ -38,7 +38,7 @@ def test_workers_come_and_go_beside_their_pool(ranks: int) -> None:
 def test_machines_come_with_the_load_and_go_with_it() -> None:
     """Ray's own autoscaler starts a node for a part without a place, and ends a node that is idle for a while."""
     with growing({"CPU": 1, "decode": 1}, most=2) as nodes:
-        where = ("--ray-address", nodes.address, "--ray-cluster-file", str(nodes.config), "--ray-place-s", "120")
+        where = ("--ray-address", nodes.address, "--ray-cluster-file", str(nodes.config), "--set", "ray.place_s=120")
         with deployed(*where, *BY_LOAD, launcher="ray", environment=nodes.environment) as served:
             assert nodes.count() == 2, "the head, and the first worker's"
             assert "pool-0, decode-0 wait for a node with CPU 1, decode 1 free; free are: " in served.whole_log()

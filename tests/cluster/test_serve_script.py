@@ -76,6 +76,13 @@ def test_it_returns_once_it_serves_and_starts_again_what_ends(head: Head) -> Non
     wait_until(lambda: len(head.starts) == 2, SOON_S, head.log)
 
 
+def test_what_the_launcher_says_is_shown_and_ends_with_the_table(head: Head) -> None:
+    lines = ["fault: 10.0.0.2: driver 570.1 runs CUDA 12: install driver 580", "node 10.0.0.1: router; 4 x H100"]
+    told = "; ".join(f'echo "alignedserve: {line}" >&2' for line in lines)
+    head.program("alignedserve", f"echo '2026-12-01 INFO a line of the log' >&2; {told}; {SERVES}")
+    assert head.serve().stdout.splitlines()[:3] == [*lines, "serving demo on http://127.0.0.1:8000"]
+
+
 def test_another_ray_up_takes_the_place_of_the_ray_up_before(head: Head) -> None:
     head.program("alignedserve", SERVES)
     assert head.serve().returncode == 0

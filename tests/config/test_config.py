@@ -120,7 +120,7 @@ def test_a_file_may_leave_everything_out(tmp_path: Path, text: str) -> None:
         ("log: {level: off}", "log.level must be one of debug, info, warning, error, not false"),
         (
             "topology: 1",
-            "topology must be colocated, 2xcolocated, or prefill+decode workers such as 1+1, not the number 1",
+            "topology must be colocated, 2xcolocated, prefill+decode workers such as 1+1, or auto, not the number 1",
         ),
         ("kvpool: {verify_pages: 1}", "kvpool.verify_pages must be true or false, not the number 1"),
         ("price: {kwh: -0.3}", "price.kwh must be more than 0, not -0.3"),
@@ -175,7 +175,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         (
             "TOPOLOGY",
             "0+1",
-            "topology must be colocated, 2xcolocated, or prefill+decode workers such as 1+1, not the text '0+1'",
+            "topology must be colocated, 2xcolocated, prefill+decode workers such as 1+1, or auto, not the text '0+1'",
         ),
         (
             "SCHEDULE_LATE",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import httpx
 import pytest
@@ -82,6 +83,18 @@ def test_what_is_prefetched_for_the_next_batch_equals_transformers(three: Deploy
             return
     pytest.fail("nothing was prefetched")
     assert three.metric("kv_transfers_failed_total") == 0
+
+
+def test_by_one_word_the_next_batch_waits_on_prefill_workers(tmp_path: Path) -> None:
+    (file := tmp_path / "serve.yaml").write_text("preset: alignedserve\n")
+    with deployed("--config", str(file), *CHECKED, *HURRIED, *FEW_SEATS, *LITTLE, topology="1+1") as deployment:
+        noted = Noted(deployment)
+        for seed in range(11, 16):  # a worker that has room in time needs nothing that was prefetched
+            wanted = documents(9, seed=seed, prompts=(40, 160), outputs=(80, 120))
+            check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
+            if noted.num_prefetched:
+                return
+    pytest.fail("nothing was prefetched")
 
 
 @rare  # the tests above hand on in each run

@@ -17,14 +17,17 @@ import torch
 pytest.importorskip("msgspec", reason="what parts tell each other is msgspec's: pip install msgspec")
 
 from alignedserve.core import Role
+from alignedserve.engine.device.devices import gpu_uuid
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.events import KvReceived, KvSent
 from alignedserve.protocol.messages import Member
+from alignedserve.protocol.roads import Endpoint
 from alignedserve.shell.link_keys import DeploymentKeys, LinkKeys
 from alignedserve.transport.direct import Direct
 from alignedserve.transport.mailbox import Mailbox
 from alignedserve.transport.mapping import CudaMaps
+from alignedserve.transport.opening import peers_of
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome
 from alignedserve.transport.turns import communicators_on
@@ -41,7 +44,10 @@ def worker(name: str, gpu: int, by_ipc: bool, keys: LinkKeys) -> tuple[Direct, t
     torch.cuda.set_device(device)
     cache = torch.empty((LAYERS, 2 * BLOCKS, BLOCK, KV_DIM), dtype=torch.float32, device=device)
     cache.copy_(torch.randn(cache.shape, generator=torch.Generator().manual_seed(len(name))))
+    reached = frozenset(uuid for uuid, is_read in peers_of(device).items() if is_read)
+    on = Endpoint("", gpu_uuid(device), reached) if by_ipc else Endpoint("")
     by: dict[str, Any] = {"maps": CudaMaps(device)} if by_ipc else {"communicators": communicators_on(device)}
+    by |= {"on": on, "node": "local"}
     blocks, mailbox = DeviceBlocks(cache), Mailbox(keys, "127.0.0.1")
     return Direct(f"{name}.1", mailbox, blocks, CopyPace(share=1.0), verify=True, timeout_s=60, **by), cache
 

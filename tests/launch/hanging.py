@@ -13,7 +13,7 @@ import sys
 from unittest.mock import MagicMock
 
 from alignedserve.config.config import load
-from alignedserve.launch import actors, bounded, cluster, deployment, keeper
+from alignedserve.launch import actors, bounded, cluster, deployment, keeper, nodes
 from alignedserve.launch.orders import Reloading
 from alignedserve.launch.plan import LOOPBACK
 
@@ -38,6 +38,7 @@ def main() -> None:
     actor.__ray_ready__ = MagicMock()  # a mock makes no attribute of such a name by itself
     ray.configure_mock(**{f"{call}.side_effect": hang})
     setattr(deployment, "announce_when_ready", lambda *_: print("serves", flush=True))  # noqa: B010  (it is not exported)
+    setattr(nodes.ClusterNodes, "look", lambda _: None)  # noqa: B010  (what a node says would come by a call that hangs)
     keeper.GRACE_S = deployment.GRACE_S = deployment.ENDED_S = actors.ANSWER_S = 0.0
     bounded.END_S, bounded.AT_ONCE_S = float(end_s), 0.1
     config = load({"topology": "1+1", "launcher": "ray", "ray.address": "auto", "server.drain_s": 0.1}, {}, None)

@@ -11,6 +11,8 @@ import pytest
 from alignedserve.config.config import load
 from alignedserve.launch.actors import Actors
 from alignedserve.launch.host import PartEnded
+from alignedserve.launch.nodes import ClusterNodes
+from alignedserve.launch.preflight import Asked, NodeReport
 from tests.launch.keepers import specs_of
 
 
@@ -24,7 +26,9 @@ def test_a_part_that_waits_for_its_place_can_be_ended(has_lived: bool) -> None:
     full: dict[str, dict[str, float]] = {"n": {}}
     ray._private.state.available_resources_per_node.return_value = full
     ray.util.placement_group.return_value.wait.return_value = False
-    host = Actors(ray, config, "test", [{"pool-0": {"CPU": 0.0}}])
+    ray.util.get_node_ip_address.return_value = "127.0.0.1"
+    ray.get.return_value = NodeReport(()).to_json()
+    host = Actors(ray, config, "test", [], nodes=ClusterNodes(ray, Asked.of(config)))
     host._reserve({"pool-0": {"CPU": 0.0}})
     assert host.make_place("decode-0").lacks, "it waits beside the pool"
     if has_lived:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from alignedserve.config.choices import DeviceKind
 from alignedserve.config.config import Config, load
 from alignedserve.launch import cluster
 from alignedserve.launch.cluster import decide_by_nodes, size_by_nodes
-from alignedserve.launch.placing import ClusterNode, NodeType, NoPlace, Placing
+from alignedserve.launch.nodes import ClusterNodes
+from alignedserve.launch.placing import ClusterNode, NoPlace, Placing
+from alignedserve.launch.preflight import Asked, NodeReport
 from tests.sizing.published import write
 
 HEAD, WITH_GPU, WITHOUT = {"CPU": 0.0}, {"CPU": 8.0, "GPU": 2.0}, {"CPU": 8.0}
@@ -54,13 +57,22 @@ def test_what_is_given_outweighs_the_nodes() -> None:
 
 
 def alive(*nodes: Mapping[str, float]) -> list[dict[str, Any]]:
-    return [{"Alive": True, "NodeManagerAddress": f"n{number}", "Resources": node} for number, node in enumerate(nodes)]
+    named = [(f"n{number}", node) for number, node in enumerate(nodes)]
+    return [{"Alive": True, "NodeManagerAddress": name, "NodeID": name, "Resources": node} for name, node in named]
 
 
 def waited_for(config: Config, *nodes: Mapping[str, float]) -> Any:
     ray = MagicMock()
     ray.nodes.return_value = alive(*nodes)
-    return cluster._wait_for_nodes(ray, config, list[NodeType]())
+    return waited(ray, config)
+
+
+def waited(ray: MagicMock, config: Config) -> Any:
+    """Return the config and the groups that a cluster of sound nodes gives."""
+    ray.util.get_node_ip_address.return_value = "127.0.0.1"
+    ray.get.return_value = NodeReport(()).to_json()
+    config, placed = cluster._wait_for_nodes(config, ClusterNodes(ray, Asked.of(config)), Path())
+    return config, [each.group for each in placed]
 
 
 def test_workers_are_placed_with_the_gpus_that_they_compute_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,15 +93,15 @@ def test_workers_are_placed_with_the_gpus_that_they_compute_on(capsys: pytest.Ca
 def test_what_is_waited_for_is_said_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(cluster, "LOOK_S", 0.0)
     ray = MagicMock()
-    ray.nodes.side_effect = [alive(HEAD)] * 3 + [alive(HEAD, WITHOUT)]
-    cluster._wait_for_nodes(ray, on_ray(engine__device="cpu"), list[NodeType]())
+    ray.nodes.side_effect = itertools.chain([alive(HEAD)] * 8, itertools.repeat(alive(HEAD, WITHOUT)))
+    waited(ray, on_ray(engine__device="cpu"))
     assert capsys.readouterr().err.count("waits for nodes: ") == 1
 
 
 def test_too_few_gpus_are_no_reason_to_compute_on_cpus_in_silence() -> None:
     with pytest.raises(NoPlace) as refused:
         waited_for(on_ray(ray__place_s=1e-9), HEAD, {"CPU": 8.0, "GPU": 1.0})
-    assert "which has to have CPU 2, GPU 2" in str(refused.value)
+    assert "so one node has to have CPU 2, GPU 2, or" in str(refused.value)
     assert str(refused.value).endswith(
         "; nodes have GPUs, so each rank of a worker gets one: ray.gpus_per_worker 0.5, with"
         " engine.kv_memory_mb, lets two workers share it, and engine.device cpu takes none"
@@ -106,8 +118,9 @@ class TestSizes:
 
     def sized(self, folder: Path, *gib: float, gpu_gib: int | None = None, **settings: object) -> Config:
         config = on_ray(model=str(write("Llama-3.2-1B", folder)), engine__load_format="dummy", **settings)
-        nodes = [{"CPU": 8.0, "memory": each * 2**30} for each in gib]
-        return size_by_nodes(config, [{"CPU": 0.0, "memory": 2.0**30}, *nodes], self.GROUPS, gpu_gib and gpu_gib << 30)
+        totals = [{"CPU": 0.0, "memory": 2.0**30}, *({"CPU": 8.0, "memory": each * 2**30} for each in gib)]
+        nodes = [ClusterNode(str(number), total) for number, total in enumerate(totals)]
+        return size_by_nodes(config, nodes, self.GROUPS, gpu_gib and gpu_gib << 30)
 
     def test_the_smallest_node_decides(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         config = self.sized(tmp_path, 64, 16)

@@ -7,18 +7,15 @@ from pathlib import Path
 import pytest
 
 from alignedserve.errors import ConfigError
-from alignedserve.launch.placing import ClusterNode, NodeType, may_come, node_types
+from alignedserve.launch.placing import ClusterNode, NodeType, cluster_file, may_come
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVING = {"CPU": 48.0, "GPU": 4.0, "kv_pool": 1.0, "prefill": 1.0, "decode": 3.0}
+SERVING = {"CPU": 48.0, "GPU": 4.0}
 PREFILL = {"CPU": 16.0, "GPU": 1.0, "prefill": 1.0}
 
 
 def test_types_are_those_of_rays_file_but_for_the_head() -> None:
-    assert node_types(str(ROOT / "deploy" / "cluster.aws.yaml")) == [
-        NodeType("serving", SERVING, 4),
-        NodeType("prefill", PREFILL, 4),
-    ]
+    assert cluster_file(str(ROOT / "deploy" / "cluster.aws.yaml")).types == [NodeType("serving", SERVING, 4)]
 
 
 def test_as_many_may_come_as_there_are_not_yet() -> None:
@@ -35,13 +32,15 @@ def test_as_many_may_come_as_there_are_not_yet() -> None:
 
 
 def test_own_machines_cannot_come(tmp_path: Path) -> None:
-    """For such machines Ray writes node types without resources."""
+    """For such machines Ray writes node types without resources; their addresses are told."""
     import yaml
     from ray.autoscaler._private.util import prepare_config
 
     whole = tmp_path / "ray_bootstrap_config.yaml"
     whole.write_text(yaml.safe_dump(prepare_config(yaml.safe_load((ROOT / "cluster.yaml").read_text()))))
-    assert may_come(node_types(str(whole)), []) == []
+    told = cluster_file(str(whole))
+    assert may_come(told.types, []) == []
+    assert told.machines == ["10.0.0.2"]
 
 
 @pytest.mark.parametrize(
@@ -59,4 +58,4 @@ def test_what_is_none_of_rays_files_is_said(tmp_path: Path, text: str | None, sa
     if text is not None:
         path.write_text(text)
     with pytest.raises(ConfigError, match=f"ray.cluster_file {path} {said}"):
-        node_types(str(path))
+        cluster_file(str(path))

@@ -24,11 +24,14 @@ def test_the_config_of_all_parts_names_the_commit_and_clients_do_not(
 ) -> None:
     joined = list[Config]()
 
-    def join(_: object, config: Config) -> None:
+    def wait(config: Config, *_: object) -> None:
         joined.append(config)
         raise JoinedError
 
-    fakes = {"import_ray": MagicMock(), "LINES": {}, "_join": join, "model_folder": lambda _: tmp_path / "0a1b2c"}
+    folder, ray = tmp_path / "0a1b2c", MagicMock()
+    ray.util.get_node_ip_address.return_value = "127.0.0.1"
+    fakes = {"import_ray": lambda: ray, "LINES": {}, "_join": MagicMock(), "model_folder": lambda _: folder}
+    fakes |= {"_wait_for_nodes": wait, "BoundedEnd": MagicMock()}
     for part, fake in fakes.items():
         monkeypatch.setattr(cluster, part, fake)
     config = load({"launcher": "ray", "ray.address": "auto", "model": model, "jobs.directory": str(tmp_path)}, {}, None)

@@ -29,8 +29,43 @@ def test_where_one_node_has_room_for_all_they_are_together() -> None:
     assert parts(groups) == [{"pool-0", "prefill-0", "prefill-1", "decode-0", "decode-1"}]
 
 
-def test_colocated_workers_go_anywhere() -> None:
-    assert parts(placing({"CPU": 1}, {"CPU": 1}).groups([], names("decode", 2))) == [{"decode-0"}, {"decode-1"}]
+def test_colocated_workers_have_a_pool_on_each_node() -> None:
+    groups = placing({"CPU": 1}, {"CPU": 1}).groups([], names("decode", 2))
+    assert parts(groups) == [{"pool-0", "decode-0"}, {"pool-1", "decode-1"}]
+
+
+def test_colocated_workers_do_without_pools_where_a_node_may_have_several() -> None:
+    node = {"CPU": 1, "kv_pool": 2}
+    assert parts(placing(node, node).groups([], names("decode", 2))) == [{"decode-0"}, {"decode-1"}]
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "may_travel", "shares"),
+    [
+        (4, 4, False, [(2, 2), (2, 2)]),
+        (2, 6, False, [(1, 3), (1, 3)]),
+        (0, 8, False, [(0, 4), (0, 4)]),
+        (0, 6, False, [(0, 3), (0, 3)]),
+        (1, 7, True, [(1, 3), (0, 4)]),
+        (1, 3, False, [(1, 3)]),
+    ],
+)
+def test_nodes_get_their_share_of_both_kinds(
+    prefill: int, decode: int, may_travel: bool, shares: list[tuple[int, int]]
+) -> None:
+    node = {"CPU": 8, "GPU": 4}
+    nodes = placing(node, node, gpus=1, may_travel=may_travel)
+    placed = nodes.placed(names("prefill", prefill), names("decode", decode))
+    kinds = [[part.partition("-")[0] for part in group] for group, _ in placed]
+    found = [(each.count("prefill"), each.count("decode")) for each in kinds]
+    assert found == shares
+    assert [node.name for _, node in placed] == ["n0", "n1"][: len(shares)]
+
+
+def test_two_large_copies_take_a_node_each() -> None:
+    node = {"CPU": 8, "GPU": 4}
+    found = Placing([ClusterNode("n0", node), ClusterNode("n1", node)], 1.0, may_travel=False, ranks=4)
+    assert [len(group) for group in found.groups([], names("decode", 2))] == [5, 5]
 
 
 def test_each_pool_has_its_decode_workers_and_a_partner_beside_it() -> None:
@@ -51,7 +86,7 @@ def test_prompts_may_be_run_where_there_is_no_pool() -> None:
 def test_two_workers_may_share_a_gpu() -> None:
     groups = placing({"CPU": 4, "GPU": 1}, gpus=0.5).groups(["prefill-0"], ["decode-0"])
     assert [dict(needs) for needs in groups[0].values()] == [{"CPU": 0}, *[{"CPU": 1, "GPU": 0.5}] * 2]
-    with pytest.raises(NoPlace, match=r"decode-0 has no place: with a pool it needs .*|no node has room"):
+    with pytest.raises(NoPlace, match=r"prefill-0 has no place: it needs CPU 1, GPU 1; .*"):
         placing({"CPU": 4, "GPU": 1}, gpus=1).groups(["prefill-0"], ["decode-0"])
 
 
@@ -59,16 +94,15 @@ def test_two_workers_may_share_a_gpu() -> None:
     ("found", "said"),
     [
         (
-            placing({"CPU": 1}, {"CPU": 1}, may_travel=False),
-            r"pool-0, prefill-0, decode-0 share the memory of one node, which has to have CPU 2, or "
-            r"`transport: collective`, .*; the cluster's nodes are: n0 \(CPU 1\); n1 \(CPU 1\)",
+            placing({"CPU": 1, "prefill": 1}, {"CPU": 1, "decode": 1}, may_travel=False),
+            r"KV does not go from node to node, so one node has to have CPU 2, prefill 1, decode 1, or .*, or "
+            r"`transport: direct`; the cluster's nodes are: n0 \(CPU 1, prefill 1\); n1 \(CPU 1, decode 1\)",
         ),
-        (placing({"CPU": 1}, {"CPU": 1}), r"no node has room for all, .* with the resource `kv_pool` 1; .*"),
         (placing({"CPU": 1, "kv_pool": 2}, {"CPU": 1}), r"no node has room for all, .*"),
         (placing({"CPU": 1, "kv_pool": 1}), r"prefill-0 has no place: it needs CPU 1; .*"),
         (placing({"kv_pool": 1}), r"decode-0 has no place: with a pool it needs CPU 1, kv_pool 1; .*"),
     ],
-    ids=["KV stays", "pools anywhere", "two pools", "no prompts", "no decodes"],
+    ids=["KV stays", "two pools", "no prompts", "no decodes"],
 )
 def test_what_has_no_place_is_said(found: Placing, said: str) -> None:
     with pytest.raises(NoPlace, match=said):

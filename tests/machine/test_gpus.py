@@ -7,17 +7,24 @@ from typing import Any
 
 import pytest
 
-from alignedserve.machine.gpus import GpuUse, OpenDriver, gpu_memory, gpus_reached
+from alignedserve.machine.gpus import Gpu, GpuUse, Link, OpenDriver, driver, gpu_memory, gpus_reached
 
 GIB = 1 << 30
+_READING, _OVER_NVLINK = 0, 2  # of nvmlGpuP2PCapsIndex_t
 
 
 class FakeNvml:
     """GPUs with so many bytes each; None is a GPU that its driver has lost."""
 
-    def __init__(self, *sizes: int | None, starts: bool = True, links: Collection[tuple[int, int]] = ()) -> None:
-        """`links` are the GPUs of which the first reads the memory of the second."""
-        self._sizes, self._starts, self._links, self.open = sizes, starts, links, 0
+    def __init__(
+        self,
+        *sizes: int | None,
+        starts: bool = True,
+        links: Collection[tuple[int, int]] = (),
+        nvlinks: Collection[tuple[int, int]] = (),
+    ) -> None:
+        """`links` are the GPUs of which the first reads the memory of the second, of these `nvlinks` over NVLink."""
+        self._sizes, self._starts, self._links, self._nvlinks, self.open = sizes, starts, links, nvlinks, 0
 
     def nvmlInit_v2(self) -> int:
         self.open += self._starts
@@ -40,8 +47,29 @@ class FakeNvml:
         return 0
 
     def nvmlDeviceGetP2PStatus(self, device: Any, other: Any, capability: int, status: Any) -> int:
-        assert capability == 0, "reading"
-        status._obj.value = 0 if (device.value - 1, other.value - 1) in self._links else 5
+        links = {_READING: self._links, _OVER_NVLINK: self._nvlinks}[capability]
+        status._obj.value = 0 if (device.value - 1, other.value - 1) in links else 5
+        return 0
+
+    def nvmlSystemGetDriverVersion(self, text: Any, length: int) -> int:
+        text.value = b"580.65.06"[:length]
+        return 0
+
+    def nvmlSystemGetCudaDriverVersion_v2(self, number: Any) -> int:
+        number._obj.value = 13_000
+        return 0
+
+    def nvmlDeviceGetName(self, device: Any, text: Any, length: int) -> int:
+        text.value = b"NVIDIA H100 80GB HBM3"[:length]
+        return 0
+
+    def nvmlDeviceGetMaxClockInfo(self, device: Any, clock: int, megahertz: Any) -> int:
+        assert clock == 2, "of its memory"
+        megahertz._obj.value = 2619
+        return 0
+
+    def nvmlDeviceGetMemoryBusWidth(self, device: Any, bits: Any) -> int:
+        bits._obj.value = 5120
         return 0
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any, count: Any, infos: None) -> int:
@@ -108,3 +136,28 @@ def test_an_open_driver_tells_what_each_gpu_does_and_what_it_does_not_know() -> 
 
 def test_without_a_driver_there_is_no_gpu_to_tell_of() -> None:
     assert OpenDriver(lambda _: FakeNvml(80, starts=False)).use() == []
+
+
+def test_the_driver_says_what_it_runs_and_how_gpus_reach_each_other() -> None:
+    both = {(0, 1), (1, 0), (0, 2), (2, 0)}
+    nvml = FakeNvml(80 * GIB, 80 * GIB, 80 * GIB, links=both, nvlinks={(0, 1), (1, 0)})
+    found = driver(lambda _: nvml, {})
+    assert found is not None
+    assert (found.version, found.cuda) == ("580.65.06", 13)
+    assert found.gpus[0] == Gpu("NVIDIA H100 80GB HBM3", 80 * GIB, 2 * 2619e6 * 5120 / 8)
+    assert found.links == (Link.NVLINK, Link.PCIE, Link.NONE), "of 0 and 1, 0 and 2, 1 and 2"
+    assert nvml.open == 0
+
+
+def test_only_visible_gpus_are_told() -> None:
+    found = driver(lambda _: FakeNvml(80 * GIB, 80 * GIB), {"CUDA_VISIBLE_DEVICES": "1"})
+    assert found is not None
+    assert len(found.gpus) == 1
+
+
+def test_without_a_driver_nothing_is_told() -> None:
+    def missing(_: str) -> None:
+        raise OSError
+
+    assert driver(missing) is None
+    assert driver(lambda _: FakeNvml(starts=False)) is None

@@ -74,6 +74,7 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
         tie_word_embeddings=True,
     ),
     "Llama-3.1-8B": _shapes(_LLAMA, "llama", 128_256, 4096, 14_336, 32, (32, 8), 131_072, **_LLAMA3),
+    "Llama-3.1-70B": _shapes(_LLAMA, "llama", 128_256, 8192, 28_672, 80, (64, 8), 131_072, **_LLAMA3),
     "Qwen2.5-0.5B": _shapes(_QWEN2, "qwen2", 151_936, 896, 4864, 24, (14, 2), 32_768, tie_word_embeddings=True),
     "Qwen2.5-1.5B": _shapes(_QWEN2, "qwen2", 151_936, 1536, 8960, 28, (12, 2), 32_768, tie_word_embeddings=True),
     "Qwen2.5-7B": _shapes(_QWEN2, "qwen2", 152_064, 3584, 18_944, 28, (28, 4), 32_768),

@@ -19,6 +19,7 @@ from alignedserve.core import Role
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.messages import Member, rank_suffix
+from alignedserve.protocol.roads import Endpoint
 from alignedserve.shell.link_keys import DeploymentKeys, LinkKeys
 from alignedserve.transport.direct import Direct
 from alignedserve.transport.mailbox import Mailbox
@@ -53,6 +54,8 @@ class Node:
     incarnation: int = 1
     shared: Path | None = None  # folder of its device cache, which is a file, for `ipc`
     communicators: Communicators | None = None
+    also_sends: bool = False  # to workers on other machines
+    on_machine: str = "local"
     rank: int = 0
     keys: LinkKeys = KEYS
     mailbox_of: Callable[[LinkKeys, str], Mailbox] = Mailbox
@@ -71,6 +74,8 @@ class Node:
             timeout_s=self.timeout_s,
             maps=maps,
             communicators=self.communicators,
+            on=Endpoint("", "" if maps is None else "cpu", also_sends=self.also_sends),
+            node=self.on_machine,
             rank=self.rank,
             fault=self.faults.set,
         )
@@ -82,7 +87,7 @@ class Node:
     @property
     def member(self) -> Member:
         role = Role(self.name.partition("-")[0])
-        return Member(self.name, role, "local", self.incarnation, "nowhere", self.transport.address)
+        return Member(self.name, role, self.on_machine, self.incarnation, "nowhere", self.transport.address)
 
     def start(self, transfer: SendKv | ReceiveKv) -> None:
         self.transport.start(transfer, self.outcomes.put)
@@ -90,10 +95,12 @@ class Node:
     @contextmanager
     def hurried(self) -> Iterator[None]:
         """Give transfers up soon inside the block. Transfers before and after it may take as long as they need."""
-        end, usual_s = self.transport._end, self.timeout_s
-        object.__setattr__(end, "timeout_s", SOON_S)  # all channels share this end
+        ends = [end for end in (self.transport._sent, self.transport._mapped) if end is not None]
+        for end in ends:
+            object.__setattr__(end, "timeout_s", SOON_S)  # all channels share these ends
         yield
-        object.__setattr__(end, "timeout_s", usual_s)
+        for end in ends:
+            object.__setattr__(end, "timeout_s", self.timeout_s)
 
     def outcome(self) -> Outcome:
         return self.outcomes.get(timeout=DEADLINE_S)

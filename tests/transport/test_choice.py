@@ -12,13 +12,14 @@ import torch
 
 from alignedserve.config.choices import Launcher, TransportName
 from alignedserve.config.config import Config, dump, load
-from alignedserve.config.sections import EngineConfig, PoolConfig, RayConfig, ScheduleConfig
+from alignedserve.config.sections import EngineConfig, PoolConfig, PrefillConfig, RayConfig, ScheduleConfig
 from alignedserve.config.topology import Topology
 from alignedserve.core import Role
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.errors import ConfigError, TransportError
 from alignedserve.fallbacks import fallbacks
 from alignedserve.protocol.roads import Endpoint
+from alignedserve.scheduling.policy import Lends
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.link_keys import DeploymentKeys
 from alignedserve.shell.part import Part, PartSpec
@@ -42,6 +43,7 @@ def config(asked: TransportName, **kwargs: Any) -> Config:
         (TransportName.HOST, TransportName.HOST),
         (TransportName.COLLECTIVE, TransportName.COLLECTIVE),
         (TransportName.IPC, TransportName.IPC),
+        (TransportName.DIRECT, TransportName.IPC),
     ],
 )
 def test_on_cpus_kv_goes_through_the_pool_unless_another_way_is_asked_for(
@@ -143,7 +145,13 @@ APART = ScheduleConfig(helps=False)  # prefill workers only run prompts
 
 @pytest.mark.parametrize(
     ("transport", "schedule", "lends"),
-    [("auto", None, True), ("host", None, True), ("auto", APART, False), ("collective", None, True)],
+    [
+        ("auto", None, True),
+        ("host", None, True),
+        ("auto", APART, False),
+        ("collective", None, True),
+        ("direct", None, True),
+    ],
 )
 def test_by_the_pool_go_requests_of_prefill_workers_that_decode_unless_a_direct_road_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, transport: str, schedule: ScheduleConfig | None, lends: bool
@@ -152,8 +160,25 @@ def test_by_the_pool_go_requests_of_prefill_workers_that_decode_unless_a_direct_
     worker_part = part(transport=TransportName(transport), schedule=schedule or ScheduleConfig())
     assert worker_part.config.lends is lends
     chosen = chosen_for(worker_part, torch.device("cuda"))
-    assert chosen.why.startswith("prefill workers decode too") is (lends and transport != "collective")
+    assert chosen.why.startswith("prefill workers decode too") is (lends and transport in ("auto", "host"))
     worker_part.links.close()
+
+
+def test_workers_whose_prefill_workers_never_lend_go_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    Gpus(monkeypatch, 2, reach=True)
+    never = part(schedule=ScheduleConfig(), prefill=PrefillConfig(lends=Lends.NEVER))
+    assert not never.config.lends
+    assert chosen_for(never, torch.device("cuda")).name is TransportName.IPC
+    never.links.close()
+
+
+def test_direct_offers_both_roads_on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    Gpus(monkeypatch, 2)
+    on_ray = {"launcher": Launcher.RAY, "ray": RayConfig("auto", 1.0)}
+    assert choose(CUDA, config(TransportName.DIRECT, **on_ray)).name is TransportName.DIRECT
+    assert choose(CUDA, config(TransportName.DIRECT)).name is TransportName.IPC, "one machine needs one road"
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    assert choose(CUDA, config(TransportName.DIRECT, **on_ray)).name is TransportName.IPC
 
 
 def part(incarnation: int = 7, **kwargs: Any) -> Part:

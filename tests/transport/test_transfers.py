@@ -22,6 +22,7 @@ from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.spans import slots_of
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.events import KvReceived, KvSent
+from alignedserve.protocol.roads import Road, road_between
 from alignedserve.transport import frames, payload
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.turns import Communicators
@@ -45,6 +46,22 @@ def arrives(source: Node, to: Node, number: int) -> bool:
     assert source.outcome() == KvSent(number, to.holder, ok=True)
     assert to.outcome() == KvReceived(number, source.holder, intact=True)
     return torch.equal(to.of(THERE, len(TOKENS)), source.of(HERE, len(TOKENS)))
+
+
+def test_a_worker_has_a_road_for_each_peer(shared: Path | None, node_of: MakeNode) -> None:
+    """It maps the memory of those on its machine, and sends to others; without memory to map it sends to all."""
+    also_sends = shared is not None
+    source, near, far = (
+        node_of(name, also_sends=also_sends, on_machine=machine)
+        for name, machine in (("prefill-0", "here"), ("decode-0", "here"), ("decode-1", "there"))
+    )
+    meet(source, near, far)
+    roads = [road_between(source.member, to.member) for to in (near, far)]
+    assert roads == [Road.IPC if also_sends else Road.COLLECTIVE, Road.COLLECTIVE]
+    assert arrives(source, near, 1)
+    assert arrives(source, far, 2)
+    assert arrives(near, source, 3)
+    assert source.transport.num_failed == 0
 
 
 # --- Every byte
