@@ -53,6 +53,7 @@ class Promise(ABC):
     next_due_at: float = inf  # when the next token of a real-time request is due, though that may have passed
     tbt_s: float = inf  # planned time between two tokens of a real-time request
     num_missed: int = 0  # dues that a real-time request has missed in a row
+    has_missed: bool = False  # whether this worker knows of a missed due
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -106,7 +107,7 @@ class TokenPromise(Promise):
 
     __slots__ = (
         *("_allowance_s", "_counts_chunks", "_expected", "_grace", "_grace_s", "_late", "_num_output"),
-        *("is_behind", "next_due_at", "num_missed", "tbt_s"),
+        *("has_missed", "is_behind", "next_due_at", "num_missed", "tbt_s"),
     )
     is_rt = True
     is_behind: bool  # whether the prompt is beyond its caller's part: behind all other real-time requests
@@ -127,6 +128,7 @@ class TokenPromise(Promise):
             due, self._allowance_s = Due(last_at + planned_s + self._grace_s), planned_s
         self.next_due_at = due.at - self._grace_s  # `due_at` moves a due that has passed
         self.num_missed = due.num_missed
+        self.has_missed = due.num_missed > 0
         self.is_behind = False
 
     @property
@@ -165,10 +167,10 @@ class TokenPromise(Promise):
         elif decays(self._late):
             self._miss(now)
         else:
-            self.num_missed, self.next_due_at = self.num_missed + 1, now + next_s
+            self.num_missed, self.next_due_at, self.has_missed = self.num_missed + 1, now + next_s, True
 
     def _miss(self, now: float) -> None:
-        self.num_missed = min(self.num_missed + 1, MOST_MISSES)
+        self.num_missed, self.has_missed = min(self.num_missed + 1, MOST_MISSES), True
         self.next_due_at = now + self._allowance_s / DECAY**self.num_missed
 
     def standing(self, now: float, work: Work, times: StepTimes) -> Standing:

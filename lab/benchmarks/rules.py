@@ -72,6 +72,7 @@ def one_pivot(at: StepContext) -> int:
 RULES: Mapping[str, SchedulingRule] = {
     "saturating documents": (aligned.Aligned, "documents_budget", lambda _real: lambda _self, step: step.budget),
     "after a slow step": (aligned, "after_slow_step_s", lambda _real: lambda bound, *_: bound),
+    "few gaps": (aligned, "may_sacrifice_gaps", always(False)),
     "gaps": (aligned, "is_worth_gaps", always(False)),
     "documents decode first": (
         aligned,

@@ -17,7 +17,7 @@ from alignedserve.papers.names import SchedulerName
 from alignedserve.papers.policy import PaperPolicy
 from alignedserve.schedulers.aligned import step_bounds
 from alignedserve.schedulers.table import scheduler_of
-from alignedserve.scheduling.dues import promise
+from alignedserve.scheduling.dues import TokenPromise, promise
 from alignedserve.scheduling.policy import Chunking, Policy, Room
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.blocks import Blocks
@@ -285,9 +285,20 @@ class TestTheBound:
         hopeless = select(decodes, [chat("rt", 0.03, prompt=400)], [], at)
         assert ran(hopeless)[-1] == ("rt", 5)  # what chats leave
 
-    def test_a_first_token_is_not_worth_late_tokens_of_chats_that_can_be_in_time(self) -> None:
-        found = select([chat("a", 0.013, output=3)], [chat("rt", 0.08, prompt=400)], [], moment())
-        assert ran(found)[-1] == ("rt", pytest.approx(20, abs=1))
+    @pytest.mark.parametrize(("num", "size"), [(1, 400), (2, 400), (3, 20)])
+    def test_a_first_token_is_worth_a_few_late_tokens_and_no_more(self, num: int, size: int) -> None:
+        decodes = [chat(f"a{number}", 0.012 + 0.001 * num, output=3) for number in range(num)]
+        found = select(decodes, [chat("rt", 0.08, prompt=400)], [], moment())
+        assert ran(found)[-1] == ("rt", pytest.approx(size, abs=1))
+
+    @pytest.mark.parametrize(("num", "size"), [(16, 400), (17, 20)])
+    def test_chats_that_were_late_before_have_less_to_lose(self, num: int, size: int) -> None:
+        decodes = [chat(f"a{number}", 0.012 + 0.001 * num, output=3) for number in range(num)]
+        for decode in decodes[2:]:
+            assert isinstance(decode.promise, TokenPromise)
+            decode.promise.has_missed = True
+        found = select(decodes, [chat("rt", 0.08, prompt=400)], [], moment())
+        assert ran(found)[-1] == ("rt", pytest.approx(size, abs=1))
 
     def test_the_first_runs_alone_where_nothing_fits(self) -> None:
         far = [chat(f"a{number}", 0.0105, output=3) for number in range(3)]
