@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 _LEAST = {"memory": 1.0}  # for parts that need nothing: Ray reserves no less
 _NODE_LABEL = "ray.io/node-id"  # of each node, by Ray
-_SOON_S = 5.0  # for Ray to find a node where there is room
+_SOON_S = 1.0  # for Ray to find a node where there is room
 CLEAN_S = 30.0  # for nodes to remove what killed parts have left in shared memory
 ANSWER_S = 2.0  # for actors to answer that they stop
 

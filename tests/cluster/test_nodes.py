@@ -129,13 +129,14 @@ def test_each_node_has_both_kinds_where_no_kv_goes_from_node_to_node(lends: str)
 
 @rare
 def test_each_pair_has_its_road_by_memory_within_a_node_and_sent_between_nodes() -> None:
-    each, apart = {"CPU": 2}, ("--transport", "direct", "--prefill-lends", "never", "--log-level", "debug")
+    each, apart = {"CPU": 2}, ["--transport", "direct", "--prefill-lends", "never", "--log-level", "debug"]
+    apart += ["--max-num-seqs", "4", "--max-model-len", "600", "--kv-memory-mb", "8"]  # the near one is soon full
     with clustered(HEAD, each, each) as nodes, deployed_on(nodes, "1+3", *apart) as deployment:
         decoders = [f"decode-{number}" for number in range(3)]
         wait_until(lambda: all(name in parts_of(deployment) for name in decoders), BACK_S, deployment.log)
         near = {name for name in decoders if nodes.home(name) == nodes.home("prefill-0")}
         assert len(near) == 1
-        wanted = mixed(24, seed=5, outputs=(20, 90))
+        wanted = [*mixed(4, seed=4), *documents(20, seed=9, prompts=(3, 400), outputs=(100, 160))]
         check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
         assert pulled_by(deployment) > near, "one by mapped memory, others by what is sent"
         assert deployment.metric("kv_transfers_failed_total") == 0
