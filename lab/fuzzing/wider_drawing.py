@@ -19,7 +19,7 @@ from alignedserve.papers.names import SchedulerName
 from alignedserve.papers.policy import PaperPolicy
 from alignedserve.papers.rules import WEIGHED
 from alignedserve.scheduling.form_rules import PLAIN
-from alignedserve.scheduling.policy import Chunking, Policy, Room
+from alignedserve.scheduling.policy import Chunking, Lends, Policy, Room
 
 _MAKE_PAUSES = SchedulerName.ALIGNED, SchedulerName.BEST_FIT
 _MOST_WORKERS, _MOST_NODES = 4, 3
@@ -31,7 +31,7 @@ _BY_ARRIVAL = (
 
 
 def widened(drawn: Scenario) -> Scenario:
-    drawn = _with_choices(_with_families(_on_nodes(_with_more_workers(_switched(_with_preset(drawn))))))
+    drawn = _with_choices(_with_families(_on_nodes(_with_more_workers(_lending(_switched(_with_preset(drawn)))))))
     return _ahead_of_promises(_as_others(_with_callers(_with_copies_beside(_with_known_copies(drawn)))))
 
 
@@ -195,6 +195,12 @@ def _may_become(policy: Policy, scheduler: str) -> bool:
     if scheduler == SchedulerName.TGI:
         return policy.scheduler == SchedulerName.FCFS
     return scheduler == policy.scheduler or policy.ordering.is_by_arrival
+
+
+def _lending(drawn: Scenario) -> Scenario:
+    """Let prefill workers decode nothing in every eighth run."""
+    never = Random(f"{drawn.seed}/lends").random() < 1 / 8
+    return replace(drawn, policy=replace(drawn.policy, lends=Lends.NEVER)) if never else drawn
 
 
 def _with_policy(drawn: Scenario, policy: PaperPolicy) -> Scenario:
