@@ -24,7 +24,7 @@ from alignedserve.architectures.model_source import cache_directory, fetched_byt
 from alignedserve.config.choices import DeviceKind
 from alignedserve.config.config import Config, settings
 from alignedserve.machine.gpus import Driver, Link, driver
-from alignedserve.machine.resources import allow_open_files, usable_cores
+from alignedserve.machine.resources import allow_open_files
 from alignedserve.sizing.accelerator import NVIDIA, torch_is_built_for
 from alignedserve.sizing.memory import SHARED_RECORDS
 
@@ -95,7 +95,6 @@ class NodeReport:
     findings: tuple[Finding, ...]
     gpus: GpuOffer = NO_GPUS
     rdma: tuple[str, ...] = ()  # its devices
-    cores: float = 0.0
     now: float = 0.0  # by its clock
 
     @property
@@ -113,7 +112,7 @@ class NodeReport:
     def from_json(cls, text: str) -> NodeReport:
         told = json.loads(text)
         findings = tuple(Finding(**{**each, "state": Presence(each["state"])}) for each in told["findings"])
-        return cls(findings, GpuOffer(**told["gpus"]), tuple(told["rdma"]), told["cores"], told["now"])
+        return cls(findings, GpuOffer(**told["gpus"]), tuple(told["rdma"]), told["now"])
 
 
 def visible_gpus() -> GpuOffer:
@@ -155,7 +154,7 @@ def look(asked: Asked) -> NodeReport:
     found = (check(looked) for check in CHECKS)
     rdma = tuple(sorted(path.name for path in _RDMA.glob("*")))
     findings = tuple(finding for finding in found if finding is not None)
-    return NodeReport(findings, looked.gpus, rdma, usable_cores(), time.time())
+    return NodeReport(findings, looked.gpus, rdma, time.time())
 
 
 def look_by_json(asked: str) -> str:
