@@ -50,7 +50,7 @@ NAMED = {name: kind for names, kind in POINTERS.items() for name in names.split(
 HEADS = {"VECTOR": 1024, "BLOCK_SIZE": 16, "GROUP": 4, "HEAD_DIM": 128, "WIDTH": 128, "ROWS": 16}
 LATENT = {"HALF": 288, "BLOCK_SIZE": 16, "GROUP": 16, "RANK": 512, "SIZE": 576, "WIDTH": 512, "REST": 64, "WIDE": False}
 CHUNK, CHUNK_MHA = {"ROWS": 64}, {"ROWS": 64, "GROUP": 1}
-USUAL = dict.fromkeys(("CAPPED", "SLOPED", "WITH_SINKS"), False)
+USUAL = dict.fromkeys(("CAPPED", "WITH_SINKS"), False)
 CHANGED = CHUNK | dict.fromkeys(USUAL, True)
 SMALL = {"VECTOR": 32, "HEAD_DIM": 8, "WIDTH": 16, "GROUP": 1, "BLOCK_SIZE": 33}
 # Multiples of 16, as addresses are, so that many numbers are read at once.
