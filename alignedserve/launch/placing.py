@@ -207,11 +207,13 @@ def _enough(nodes: Sequence[_NodeRoom], rooms: Sequence[int], wanted: int) -> Se
 
 
 def _shares(number: int, rooms: Sequence[int]) -> list[int]:
-    """Return how many of `number` workers each node gets, in proportion to its room: 7 of rooms 4 and 4 are 4 and 3."""
+    """Return how many of `number` workers each node gets: one if there are enough, and the rest in proportion to its
+    room. For example, 7 of rooms 4 and 4 are 4 and 3, and 2 of rooms 3 and 2 are 1 and 1."""
+    each = int(number >= len(rooms))
     whole, given = sum(rooms) or 1, list[int]()
     for room in itertools.accumulate(rooms):
-        given.append(-(-number * room // whole) - sum(given))
-    return given
+        given.append(-(-(number - each * len(rooms)) * room // whole) - sum(given))
+    return [each + more for more in given]
 
 
 def fit_one(group: Group, available: Sequence[ClusterNode]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from alignedserve.architectures.families.model_config import read_config
@@ -95,6 +95,7 @@ def test_on_one_machine_the_plan_has_what_was_chosen(tmp_path: Path) -> None:
     assert planned.sizes[1] == "each worker: the cores of its node: no GPU is used"
 
 
+@example([2, 3], True)  # two prefill workers were on the larger node
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=4), st.booleans())
 def test_all_that_are_chosen_have_a_place_and_no_gpu_is_left(numbers: list[int], is_tight: bool) -> None:
     demo = load({"topology": "auto", "engine.device": "cuda", "slo.tbt_ms": 1e-3 if is_tight else None}, {}, None)
