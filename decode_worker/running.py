@@ -409,6 +409,7 @@ class StepEnd(WorkerPart):
         charges, in_all = self._charges(plan)
         part_s, part_joules = seconds / in_all, joules / in_all
         joined = list[tuple[Chunk, float]]()  # behind the parts: choices, which pay for nothing that ran
+        copied = set[str]()  # these
         for part, charge in chain(zip(plan.parts, charges, strict=True), joined):  # one for each token
             request = part.request
             running = find(request)
@@ -425,11 +426,13 @@ class StepEnd(WorkerPart):
             else:
                 running.ran(len(part.tokens), charge * part_s, charge * part_joules)
                 running.end_chunk(part, began_at, scores.get(request, ()), vectors.get(request, b""))
-                pages.publish(running)
+                if request not in copied:  # which happens behind this: the last page is shared with a later one
+                    pages.publish(running)
                 running.promise.served(now)
                 if plan.draws:
                     chunks, copies = self._choices.join(running, plan, now)
                     joined += [(chunk, 0.0) for chunk in chunks]
+                    copied.update(chunk.request for chunk in chunks)
                     released += copies
             if dropping.is_on and dropping.drop(running):
                 let_go.append(running.key)

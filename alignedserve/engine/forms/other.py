@@ -16,7 +16,9 @@ from alignedserve.scheduling.offered import of_papers
 
 
 class OtherForm:
-    """What an engine does with requests that are kept in another form; here there is none."""
+    """What an engine does with requests that are kept in another form; here there is none.
+
+    `problem` refuses such a request before a step, so nothing calls what comes behind it."""
 
     why_not: str | None = "no package that is installed keeps requests in another form than KV"
 
