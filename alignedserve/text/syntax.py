@@ -91,6 +91,13 @@ def _take_any(matcher: LLMatcher, draw: Random) -> bool:
     return bool(later) and matcher.consume_token(8 * (len(allowed) - len(later)) + later[0].bit_length() - 1)
 
 
+def _fault_of(matcher: LLMatcher) -> str | None:
+    """Return why the matcher cannot go on, or None if it can, or has ended."""
+    fault, *_ = matcher.get_error().split("<state>")  # the rest is for the library's developers
+    said = " ".join(fault.split())
+    return _FAULTS.get(said, said) if said else None
+
+
 class Template:
     """A compiled syntax, at its start. Those who follow it have copies, which share most of its memory."""
 
@@ -114,16 +121,14 @@ class Syntaxes:
     def find_fault(self, syntax: str) -> str | None:
         """Return why an output cannot follow the syntax, or None if it can."""
         matcher, draw = self._make(syntax), Random(0)
-        _take_any(matcher, draw)  # only now does it show whether a pattern is too large to be followed
-        fault, *_ = matcher.get_error().split("<state>")  # the rest is for the library's developers
-        if said := " ".join(fault.split()):
-            return _FAULTS.get(said, said)
+        if not _take_any(matcher, draw):  # only now does it show whether a pattern is too large to be followed
+            return _fault_of(matcher)
         began, took_s, most_s = thread_time(), 0.0, _WALKED * _MOST_MASK_S
         for _ in range(_WALKED):
             if took_s > most_s or not _take_any(matcher, draw):
                 break
             took_s = thread_time() - began
-        return _TOO_SLOW if took_s > most_s else None
+        return _TOO_SLOW if took_s > most_s else _fault_of(matcher)
 
     def prepare(self, syntax: str, holder: object) -> None:
         """Compile the syntax, and keep what is compiled for as long as the holder exists."""
