@@ -215,9 +215,8 @@ class RouterCore:
             self._placement.add_worker(member)
         if member.role is Role.DECODE:
             self._left.discard(member.node)
-        figures = self._figures.values() if member.role is Role.GATEWAY else ()
-        told = [Send(member.name, of_member) for of_member in figures]
-        return [*self._announce_change(member), *self._send_recovery_time([member]), *told, *lost]
+        figures = [*self._recovery_time, *self._figures.values()] if member.role is Role.GATEWAY else []
+        return [*self._announce_change(member), *(Send(member.name, told) for told in figures), *lost]
 
     def _declare_dead(self, name: str, incarnation: int, now: float, died: bool = False) -> list[Command]:
         """Give up what the member had. `died` says whether its process has ended: one that is silent may only be cut
@@ -399,7 +398,7 @@ class RouterCore:
         unwanted = [command for key in held for command in self._cancel_everywhere(*key)]
         lost = [command for opened in self._nowhere for command in self._give_up(opened)]
         self._line_up(now)
-        return [*unwanted, *lost, *self._send_recovery_time(self._roll.members(Role.GATEWAY))]
+        return [*unwanted, *lost, *self._to_gateways(*self._recovery_time)]
 
     def _line_up(self, now: float) -> None:
         """Put the chats that wait on workers in line again, in the order in which their owners declared them."""
@@ -418,34 +417,32 @@ class RouterCore:
         """Return the requests that owners declared and that no member holds."""
         return [opened for opened in self._open.waiting.values() if opened.is_declared]
 
-    def _send_recovery_time(self, members: Iterable[Member]) -> list[Command]:
-        """Tell the gateways among these members how long the recovery took."""
-        if self._recovery.took_s is None:
-            return []
-        figures = Figures(rebuilt_s=self._recovery.took_s, member=self._me.name)
-        return [Send(member.name, figures) for member in members if member.role is Role.GATEWAY]
+    @property
+    def _recovery_time(self) -> list[Figures]:
+        """Return how long the recovery took, once that is known."""
+        took_s = self._recovery.took_s
+        return [] if took_s is None else [Figures(rebuilt_s=took_s, member=self._me.name)]
+
+    def _to_gateways(self, *figures: Figures) -> list[Command]:
+        return [Send(gateway.name, told) for gateway in self._roll.members(Role.GATEWAY) for told in figures]
 
     def _hand_on(self, figures: Figures) -> list[Command]:
         """Hand figures of a member to every gateway, and keep what it has now for gateways that come later."""
         if figures.worker is not None or figures.usage is not None:
             self._figures[figures.member] = figures
-        return [Send(gateway.name, figures) for gateway in self._roll.members(Role.GATEWAY)]
+        return self._to_gateways(figures)
 
     def _send_counts(self) -> list[Command]:
         """Tell every gateway how many requests are where. It says so every second: a router that is silent is away."""
-        if self._recovery.is_on:
-            return []
         rt, be = (self._open.stages(service) for service in ServiceClass)
         returned, lost = self._open.num_given_up(Fact.RETURNED), self._open.num_given_up(Fact.LOST)
-        took_s, name = self._recovery.took_s, self._me.name
-        figures = Figures(rebuilt_s=took_s, rt=rt, be=be, returned=returned, lost=lost, member=name)
-        return [Send(gateway.name, figures) for gateway in self._roll.members(Role.GATEWAY)]
+        return self._to_gateways(
+            *(replace(told, rt=rt, be=be, returned=returned, lost=lost) for told in self._recovery_time)
+        )
 
     def _cancel(self, request: str, attempt: int) -> list[Command]:
         opened = self._open.get(request)
-        if opened is None or opened.request.attempt > attempt:
-            return []
-        return self._cancel_open(opened)
+        return [] if opened is None or opened.request.attempt > attempt else self._cancel_open(opened)
 
     def _cancel_open(self, opened: OpenRequest) -> list[Command]:
         self._remove(opened, State.CANCELLED, Fact.CANCELLED)
@@ -473,9 +470,8 @@ class RouterCore:
             if opened is None:
                 commands += self._answer_unknown(key, member)
             elif opened.state.value <= PLACES[member.role].value:  # `joined` may be heard before `committed`
-                if not opened.request.slo.is_asked:
-                    self._admission.lines.begin(opened.request.id, now)
-                self._admission.began(opened.request.id)
+                self._admission.lines.begin(opened.request.id, now)
+                self._admission.began(opened.request)
                 self._recovery.waiting.pop(key, None)
                 commands += self._arrive(opened, member, Fact.ARRIVED, now)
         for key in progress.returned:
@@ -557,12 +553,12 @@ class RouterCore:
 
         Attempts that are not open here are lost; for the others the router asks the members that have them.
         """
-        here = [opened for key in attempts if (opened := self._open.current(key)) is not None]
         if self._recovery.is_on:
             return []  # the owner will declare them
+        here = [opened for key in attempts if (opened := self._open.current(key)) is not None]
         lost = [key for key in attempts if self._open.is_unknown(key)]
-        told = [self._suspects.uncertain(key, now) or AttemptLost(*key) for key in lost]
-        return [*(Send(owner, message) for message in told), *self._inquire(here, now)]
+        told = [Send(owner, self._suspects.uncertain(key, now) or AttemptLost(*key)) for key in lost]
+        return [*told, *self._inquire(here, now)]
 
     def _repair_link(self, member: Member, now: float) -> list[Command]:
         """Make up for frames to or from a member that were lost: send the roll again, and ask where requests are."""

@@ -36,6 +36,13 @@ class Turn(NamedTuple):
 NO_TURN = Turn(0, 0.0, 0.0)
 
 
+def before_in_turns(sizes: Mapping[str, float], weights: Mapping[str, int], request: Request, own: float) -> float:
+    """Return what other callers get before the request's caller has got `own`: each as much in turn, by its weight.
+    `sizes` is what each caller has to get."""
+    each, caller = own / request.weight, request.caller
+    return sum(min(size, each * weights[other]) for other, size in sizes.items() if other != caller)
+
+
 @dataclass(slots=True)
 class _Waiting:
     request: Request
@@ -88,30 +95,25 @@ class Line:
 
     def _turn(self, request: Request, num: int, all_s: float, takes_s: float, now: float) -> Turn:
         """Return the turn of a chat whose caller has `num` chats up to it, which take `all_s` together."""
-        before = num - 1 + self._of_others(self._num, request, num)
-        before_s = all_s - takes_s + self._of_others(self._takes_s, request, all_s)
-        more_s = self._more_s / self._num_seen if self.is_known else 0.0
-        runs_s = max(0.0, self._ran_s + more_s - (now - self._last_at)) if self.is_known else 0.0
-        wait_s = runs_s + max(0.0, before_s + before * more_s)
+        before = num - 1 + before_in_turns(self._num, self._weights, request, num)
+        before_s = all_s - takes_s + before_in_turns(self._takes_s, self._weights, request, all_s)
+        wait_s = max(0.0, before_s)
+        if self.is_known:
+            more_s = self._more_s / self._num_seen
+            wait_s = max(0.0, self._ran_s + more_s - (now - self._last_at)) + max(0.0, before_s + before * more_s)
         return Turn(round(before), wait_s, wait_s + takes_s)
-
-    def _of_others(self, counted: Mapping[str, float], request: Request, own: float) -> float:
-        """Return what other callers get before a caller has got `own`: each as much in turn, by its weight."""
-        each, caller = own / request.weight, request.caller
-        return sum(min(size, each * self._weights[other]) for other, size in counted.items() if other != caller)
 
     def join(self, request: Request, takes_s: float, first_s: float, now: float) -> float:
         """Add a chat; its prompt takes `takes_s`, and its first token is expected after `first_s`. Return the time that
         its worker plans for: never before the caller's earlier chats, whose waits may have been predicted longer."""
+        caller = request.caller
         if not self._waiting and now - self._last_at > _KNOWN_S:
             self._more_s, self._num_seen, self._num_learnt = 0.0, 0.0, 0
         self._waiting[request.id] = _Waiting(request, takes_s, now + first_s)
-        self._num[request.caller] += 1
-        self._takes_s[request.caller] = self._takes_s.get(request.caller, 0.0) + takes_s
-        self._weights[request.caller] = request.weight
-        self._last_first_at[request.caller] = planned_at = max(
-            now + first_s, self._last_first_at.get(request.caller, 0.0)
-        )
+        self._num[caller] += 1
+        self._takes_s[caller] = self._takes_s.get(caller, 0.0) + takes_s
+        self._weights[caller] = request.weight
+        self._last_first_at[caller] = planned_at = max(now + first_s, self._last_first_at.get(caller, 0.0))
         return planned_at - now
 
     def begin(self, request: str, now: float) -> None:

@@ -227,7 +227,7 @@ class TestPatience:
             while line and line[0][0] <= now:
                 began_at, _, name = line.pop(0)
                 found.lines.begin(name, began_at)
-                found.began(name)
+                found.began(chat(name, prompts[int(name[1:])]))
             size = prompts[number]
             new = chat(f"c{number}", size, tries=tries)
             work = ahead(max(0.0, free_at - now) / slower, size)
