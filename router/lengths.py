@@ -22,11 +22,10 @@ from statistics import fmean
 from struct import iter_unpack
 
 from alignedserve.core import Estimate, Request, Sketch
-from alignedserve.scheduling.lengths import SPREAD, is_exact
+from alignedserve.scheduling.lengths import LEAST_ENDED, SPREAD, is_exact
 
 MOST_KEPT = 4096  # prompts
 NEAREST = 8
-LEAST_ENDED = 8  # outputs, before anything is predicted
 COVERED = 0.9  # share of outputs that are no longer than the upper value
 _LEAST_SHARED = 16  # one in so many hashes makes prompts similar
 _MOST_WITH_HASH = 32  # newest prompts that are found by a hash: a common word tells little

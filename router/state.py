@@ -249,7 +249,7 @@ class RouterCore:
         With the last decode worker of a node, give up the requests in the node's pool: they go on elsewhere.
         """
         self._retiring.add(worker.name)
-        self._placement.remove_worker(worker.name)
+        self._placement.withdraw(worker.name)
         self._sizing.retires(worker.kind, self._placement.num_workers(worker.kind))
         is_decode = worker.role is Role.DECODE and worker.node in self._roll.pools
         if is_decode and self._placement.decodes_only_elsewhere(worker.node):
@@ -290,7 +290,7 @@ class RouterCore:
         commands: list[Command] = []
         is_worker, alone = member.role in WORKERS, self._placement.num_at(member.name) == 1
         charges: list[tuple[str, AttemptLost]] = []
-        self._placement.restart_worker(member.name)
+        self._placement.forget_kv(member.name)
         self._recovery.lost(member.name)
         for opened in list(self._open):
             if opened.request.owner == member.name:
@@ -301,7 +301,6 @@ class RouterCore:
                 commands += self._give_up(opened, died, alone, not died) if is_worker else self._give_up(opened)
         self._suspects.ended(member, None if died else charges, now)
         if member.role is Role.POOL:  # prefill workers may have sent it requests that were never reported
-            self._placement.pool_lost(member.name)
             commands += self._inquire([opened for opened in self._open if opened.state is State.PREFILL], now)
         return commands
 
@@ -317,7 +316,6 @@ class RouterCore:
         stated, is_line = request.estimate, self._is_line(request)
         request = self._with_length(request, sketch)
         if known is None and request.attempt == 0:
-            self._placement.asked(request, now)
             ahead = self._placement.ahead_of(request, self._roll.pools, now)
             if (refusal := self._admission.refusal(request, ahead, now, is_line)) is not None:
                 again_s, tokens = refusal.retry_after_s, len(request.prompt)
@@ -506,8 +504,6 @@ class RouterCore:
             if (opened := self._open.current(key)) is not None:
                 self._lengths.ended(opened.request, lengths.get(key, 0))
                 self._admission.ends.add(1, now)
-                if opened.request.service is ServiceClass.RT:
-                    self._placement.ended(opened.request, lengths.get(key, 0))
                 self._remove(opened, State.ENDED, Fact.ENDED)
 
     def _hear_last_joined(self, attempts: Iterable[Attempt]) -> list[Command]:

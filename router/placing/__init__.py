@@ -6,5 +6,5 @@ held.py        what places hold: beginnings of prompts, and the memory of open r
 line.py        the line in which chats wait that asked for no promise, and how far predicted waits are off
 placement.py   which worker runs a prompt, and which decode worker the request goes on to
 recent.py      what came lately: a moving sum that forgets
-ranking.py     workers in order: by the work before them, and by their room
+workers.py     a worker as the router knows it: the prompts before a new one, and the room
 """

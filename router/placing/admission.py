@@ -125,6 +125,7 @@ class WorkAhead:
     worker: str | None = None  # that would run the request
     loaded_s: float = 0.0  # time of the request's prompt there, behind and beside what the worker has
     shortage: Shortage = NO_SHORTAGE  # of memory, before all chats' answers have ended
+    held: int = 0  # tokens that requests hold there, those that run before the request
 
 
 NOTHING_AHEAD = WorkAhead()
