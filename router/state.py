@@ -394,7 +394,7 @@ class RouterCore:
     def _finish_recovery(self, now: float) -> list[Command]:
         held = [key for key in self._recovery.end(now) if self._open.is_unknown(key)]
         unwanted = [command for key in held for command in self._cancel_everywhere(*key)]
-        lost = [command for opened in self._nowhere for command in self._give_up(opened)]
+        lost = self._give_up_all(self._nowhere)
         self._line_up(now)
         return [*unwanted, *lost, *self._to_gateways(*self._recovery_time)]
 
@@ -406,9 +406,8 @@ class RouterCore:
             if request.slo.is_asked or opened.key not in waiting or opened.at is None:
                 continue
             ahead = self._placement.ahead_of(request, self._roll.pools, now)
-            takes_s = max(ahead.prompt_s, ahead.loaded_s)
-            turn = self._admission.lines.of(opened.at).turn(request, takes_s, now)
-            self._admission.lines.join(opened.at, request, takes_s, turn.first_s, now)
+            turn = self._admission.lines.of(opened.at).turn(request, ahead.takes_s, now)
+            self._admission.lines.join(opened.at, request, ahead.takes_s, turn.first_s, now)
 
     @property
     def _nowhere(self) -> list[OpenRequest]:
@@ -454,6 +453,9 @@ class RouterCore:
         request = opened.request
         lost = Send(request.owner, AttemptLost(request.id, request.attempt, died, alone, silent))
         return [*self._cancel_everywhere(request.id, request.attempt), lost]
+
+    def _give_up_all(self, requests: Iterable[OpenRequest], died: bool = False) -> list[Command]:
+        return [command for opened in requests for command in self._give_up(opened, died)]
 
     def _cancel_everywhere(self, request: str, attempt: int) -> list[Command]:
         """Cancel at every member that may hold the request, which may have gone further than the router has heard."""
@@ -510,9 +512,7 @@ class RouterCore:
         """Give up requests that had joined a worker that ended at once, before the router heard: one may be the cause.
         The pool has put them back, and would hand them to the next worker."""
         known = [opened for key in attempts if (opened := self._open.current(key)) is not None]
-        return [
-            command for opened in known if opened.state is State.POOL for command in self._give_up(opened, died=True)
-        ]
+        return self._give_up_all([opened for opened in known if opened.state is State.POOL], died=True)
 
     def _hear_returned(self, key: Attempt, worker: Member, now: float) -> list[Command]:
         """Record that the request waits in the node's pool again.
@@ -580,7 +580,7 @@ class RouterCore:
         """Give up the requests in the pool of this node, also future ones: they go on elsewhere."""
         self._left.add(node)
         pool = self._roll.pools[node]
-        return [command for opened in list(self._open) if opened.at == pool for command in self._give_up(opened)]
+        return self._give_up_all([opened for opened in self._open if opened.at == pool])
 
     def _inquire(self, requests: Iterable[OpenRequest], now: float) -> list[Command]:
         """Ask the members that should have these requests whether that still holds."""
@@ -624,8 +624,7 @@ class RouterCore:
             self._move(opened, worker, Fact.PLACED, now)
             return [Send(worker.name, Prefill(request, decode))]
         turn = self._admission.turn(request, ahead, now)
-        takes_s = max(ahead.prompt_s, ahead.loaded_s)
-        planned_s = self._admission.lines.join(worker.name, request, takes_s, turn.first_s, now)
+        planned_s = self._admission.lines.join(worker.name, request, ahead.takes_s, turn.first_s, now)
         self._move(opened, worker, Fact.PLACED, now, turn)
         if turn.wait_s > 0.0 or planned_s > turn.first_s:
             request = _with_due(request, planned_s, now)
@@ -641,8 +640,7 @@ class RouterCore:
         if run is None:
             return commands
         suspect, worker = run
-        for opened in [opened for opened in self._open if opened.at == worker.name]:
-            commands += self._give_up(opened)
+        commands += self._give_up_all([opened for opened in self._open if opened.at == worker.name])
         self._at_work.on((suspect.key,))
         self._move(suspect, worker, Fact.PLACED, now)
         return [*commands, Send(worker.name, Prefill(suspect.request))]

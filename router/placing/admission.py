@@ -127,6 +127,11 @@ class WorkAhead:
     shortage: Shortage = NO_SHORTAGE  # of memory, before all chats' answers have ended
     held: int = 0  # tokens that requests hold there, those that run before the request
 
+    @property
+    def takes_s(self) -> float:
+        """Return the time of the request's prompt there, at least that which it takes alone."""
+        return max(self.prompt_s, self.loaded_s)
+
 
 NOTHING_AHEAD = WorkAhead()
 
@@ -145,13 +150,17 @@ class Refusal:
 
 @dataclass(slots=True)
 class _CallerLoad:
-    """What a caller has of one class."""
+    """What a caller has of one class, or all callers together."""
 
-    weight: int
+    weight: int = 0
     num_open: int = 0
     num_queued: int = 0  # of the open ones: those that have not begun
     tokens_queued: int = 0  # of their prompts
-    tokens_begun: int = 0  # of the other prompts
+    tokens_begun: int = 0  # of prompts that were queued and have begun
+
+    def queue(self, tokens: int, number: int = 1) -> None:
+        self.num_queued += number
+        self.tokens_queued += number * tokens
 
 
 class _ClassLoad:
@@ -159,49 +168,45 @@ class _ClassLoad:
 
     def __init__(self) -> None:
         self.of: dict[str, _CallerLoad] = {}  # caller -> what it has: something is open
-        self._queued: set[str] = set()  # requests that have not begun
-        self._begun: set[str] = set()  # requests that were queued, and have begun
-
-    def total(self, name: str) -> int:
-        return sum(getattr(load, name) for load in self.of.values())
+        self.all = _CallerLoad()
+        self._has_begun: dict[str, bool] = {}  # request that was queued -> whether it has begun
 
     @property
     def weights(self) -> dict[str, int]:
         return {caller: load.weight for caller, load in self.of.items()}
 
     def own(self, caller: str) -> _CallerLoad:
-        return self.of.get(caller) or _CallerLoad(0)
+        return self.of.get(caller) or _CallerLoad()
 
     def open(self, request: Request) -> None:
-        load = self.of.setdefault(request.caller, _CallerLoad(request.weight))
-        load.weight, load.num_open = request.weight, load.num_open + 1
+        self.of.setdefault(request.caller, _CallerLoad()).weight = request.weight
+        for load in self._counted(request):
+            load.num_open += 1
 
     def queue(self, request: Request) -> None:
-        if request.id not in self._queued:
-            self._queued.add(request.id)
-            self._count_queued(request, 1)
+        if request.id not in self._has_begun:
+            self._has_begun[request.id] = False
+            for load in self._counted(request):
+                load.queue(len(request.prompt))
 
     def begin(self, request: Request) -> None:
-        if request.id in self._queued:
-            self._queued.remove(request.id)
-            self._count_queued(request, -1)
-            self._begun.add(request.id)
-            self.of[request.caller].tokens_begun += len(request.prompt)
+        if self._has_begun.get(request.id) is False:
+            self._has_begun[request.id] = True
+            for load in self._counted(request):
+                load.queue(len(request.prompt), -1)
+                load.tokens_begun += len(request.prompt)
 
     def close(self, request: Request) -> None:
-        load = self.of[request.caller]
         self.begin(request)
-        if request.id in self._begun:
-            self._begun.remove(request.id)
-            load.tokens_begun -= len(request.prompt)
-        load.num_open -= 1
-        if not load.num_open:
+        has_begun = self._has_begun.pop(request.id, False)
+        for load in self._counted(request):
+            load.num_open -= 1
+            load.tokens_begun -= len(request.prompt) * has_begun
+        if not self.of[request.caller].num_open:
             del self.of[request.caller]
 
-    def _count_queued(self, request: Request, number: int) -> None:
-        load = self.of[request.caller]
-        load.num_queued += number
-        load.tokens_queued += number * len(request.prompt)
+    def _counted(self, request: Request) -> tuple[_CallerLoad, _CallerLoad]:
+        return self.of[request.caller], self.all
 
 
 class Admission:
@@ -279,7 +284,7 @@ class Admission:
     def turn(self, request: Request, ahead: WorkAhead, now: float, before: Returns = _NONE) -> Turn:
         """Predict when the turn of a chat in line comes, after the chats of `before`, which come again earlier."""
         line = self.lines.of(ahead.worker)
-        turn = line.turn(request, max(ahead.prompt_s, ahead.loaded_s), now)
+        turn = line.turn(request, ahead.takes_s, now)
         returning_s = before.tokens * ahead.token_s / ahead.num_workers
         wait_s, first_s = turn.wait_s + returning_s, turn.first_s + returning_s
         if not line.is_known:
@@ -299,11 +304,11 @@ class Admission:
         load = self._loads[ServiceClass.RT]
         if request.service is not ServiceClass.RT or load.of.keys() <= {request.caller}:
             return 1.0
-        begun, left = load.total("tokens_begun"), 0.0
+        begun, share = load.all.tokens_begun, 0.0
         if begun and ahead.token_s:
             token_s = ahead.token_s * max(1.0, ahead.loaded_s / ahead.prompt_s if ahead.prompt_s else 1.0)
-            left = max(0.0, queue_s * ahead.num_workers / token_s - load.total("tokens_queued"))
-        share = min(1.0, left / begun) if begun else 0.0
+            left = queue_s * ahead.num_workers / token_s - load.all.tokens_queued
+            share = min(1.0, max(0.0, left / begun))
         tokens = {caller: of.tokens_queued + of.tokens_begun * share for caller, of in load.of.items()}
         own = tokens.get(request.caller, 0.0)
         before = own + before_in_turns(tokens, load.weights, request, own + len(request.prompt))
@@ -337,7 +342,7 @@ class Admission:
         """
         service, size = request.service, len(request.prompt)
         bound, load = self._queues.bound(service), self._loads[service]
-        num, tokens = load.total("num_queued"), load.total("tokens_queued")
+        num, tokens = load.all.num_queued, load.all.tokens_queued
         is_bounded = num < MAX_OVERCOMMIT * bound.requests and tokens < MAX_OVERCOMMIT * bound.tokens
         own, weights = load.own(request.caller), {of: each.weight for of, each in load.of.items() if each.num_queued}
         is_within = self._is_within(own.num_queued + 1, bound.requests, request, weights) and (
@@ -415,7 +420,7 @@ class Admission:
         if ahead.shortage.tokens <= 0:
             return None
         load = self._loads[ServiceClass.RT]
-        own = self.holdings.rt_tokens * load.own(request.caller).num_open / max(1, load.total("num_open"))
+        own = self.holdings.rt_tokens * load.own(request.caller).num_open / max(1, load.all.num_open)
         if self._is_within(own + self.holdings.marginal_tokens(request), ahead.memory, request, load.weights):
             return None
         why = "the server is full: its answer and those of other chats would want"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import e
+from typing import NamedTuple
 
 import pytest
 
@@ -190,68 +191,97 @@ class TestMemoryOfAWorker:
         assert found.ahead_of(self.named("new"), {}, NOW).shortage.tokens < 0
 
 
+class Told(NamedTuple):
+    """What a worker told last: the time of all its prompts, and of chats', and its free blocks."""
+
+    all_s: float = 0.0
+    rt_s: float = 0.0
+    free_blocks: int = 100
+
+
+PILED_UP, IDLE = Told(10.0, 0.6), Told()
+
+
+def lending(*workers: str) -> Placement:
+    """Return prefill workers that decode, too, and decode workers, all idle."""
+    found = Placement(DEFAULT_POLICY, block_size=16, kv_tokens=1600, lends=True)
+    for name in workers or ("prefill-0", "decode-0"):
+        found.add_worker(replace(member(name), role=Role.DECODE, lends=name.startswith("prefill")))
+        tell(found, name, all_s=0.0)
+    return found
+
+
 class TestHelp:
-    def piled_up(self, policy: Policy = DEFAULT_POLICY, free_blocks: int = 100) -> Placement:
-        found = placement("prefill-0", "decode-0", policy=policy)
-        tell(found, "prefill-0", all_s=10.0, rt_s=0.6)
-        tell(found, "decode-0", all_s=0.0, free_blocks=free_blocks)
-        return found
+    """A chat's prompt of 100 tokens takes 0.1 s and 7 blocks; its ttft is a second."""
 
-    def test_a_decode_worker_takes_prompts_that_pile_up(self) -> None:
-        assert self.piled_up().ahead_of(rt(), POOL, NOW).worker == "decode-0"
-
-    def test_best_effort_requests_wait(self) -> None:
-        """Chats would wait in the pool for a decode worker that runs best-effort prompts."""
-        assert self.piled_up().ahead_of(be(), POOL, NOW).worker == "prefill-0"
-
-    def test_what_is_on_its_way_to_it_by_the_pool_is_none_of_its_room(self) -> None:
-        found = self.piled_up()
+    @pytest.mark.parametrize(
+        ("prefill", "decode", "new", "goes_to"),
+        [
+            (PILED_UP, IDLE, rt(), "decode-0"),
+            (PILED_UP, IDLE, be(), "prefill-0"),  # chats would wait in the pool for a worker that runs documents
+            (PILED_UP, Told(free_blocks=7), rt(), "decode-0"),
+            (PILED_UP, Told(free_blocks=6), rt(), "prefill-0"),
+            (Told(1.9, 0.14), IDLE, rt(), "prefill-0"),  # less than a quarter of the ttft
+            (Told(1.9, 0.16), IDLE, rt(), "decode-0"),
+            (Told(1.9, 0.14), IDLE, rt(300), "decode-0"),
+            (PILED_UP, Told(0.7, 0.7), rt(), "prefill-0"),  # it would come later there
+            (PILED_UP, Told(0.5, 0.5), rt(), "decode-0"),
+        ],
+    )
+    def test_prompts_that_pile_up_go_to_a_decode_worker(
+        self, prefill: Told, decode: Told, new: Request, goes_to: str
+    ) -> None:
+        found = placement("prefill-0", "decode-0")
+        tell(found, "prefill-0", *prefill)
+        tell(found, "decode-0", *decode)
+        assert found.ahead_of(new, POOL, NOW).worker == goes_to
         found.add_request("pool-0", rt(), NOW)
-        assert found.ahead_of(rt(), POOL, NOW).worker == "decode-0"
+        assert found.ahead_of(new, POOL, NOW).worker == goes_to, "what is in the pool is none of its room"
 
-    def test_not_without_room_for_the_prompt(self) -> None:
-        assert self.piled_up(free_blocks=7).ahead_of(rt(), POOL, NOW).worker == "decode-0"
-        assert self.piled_up(free_blocks=6).ahead_of(rt(), POOL, NOW).worker == "prefill-0"
-
-    def test_not_where_the_first_token_comes_soon_all_the_same(self) -> None:
-        """0.1 s of waiting and 0.1 s of its own are less than a quarter of its ttft, a longer prompt takes more."""
-        found = self.piled_up()
-        tell(found, "prefill-0", all_s=1.9, rt_s=0.1)
-        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
-        assert found.ahead_of(rt(300), POOL, NOW).worker == "decode-0"
-
-    def test_not_where_it_would_come_later(self) -> None:
-        found = self.piled_up()
-        tell(found, "decode-0", all_s=0.7, rt_s=0.7)
-        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
-        tell(found, "decode-0", all_s=0.5, rt_s=0.5)
-        assert found.ahead_of(rt(), POOL, NOW).worker == "decode-0"
+    @pytest.mark.parametrize(
+        ("prefill", "decode", "new", "has_chats", "goes_to"),
+        [
+            (IDLE, IDLE, rt(), False, "prefill-0"),
+            (IDLE, IDLE, be(), False, "prefill-0"),
+            (Told(9.8, 0.1), IDLE, rt(), True, "prefill-0"),
+            (Told(9.8, 0.1), IDLE, be(), True, "prefill-0"),
+            (Told(11.0, 0.2), IDLE, rt(), True, "decode-0"),
+            (Told(11.0, 0.2), IDLE, be(), True, "decode-0"),
+            (Told(0.5), IDLE, be(), False, "decode-0"),  # without chats it takes documents as any other
+            (Told(0.5), IDLE, rt(), False, "prefill-0"),
+            (Told(free_blocks=7), IDLE, rt(), False, "prefill-0"),
+            (Told(free_blocks=6), IDLE, rt(), False, "decode-0"),  # the chat would wait for memory
+            (Told(free_blocks=6), IDLE, be(), False, "prefill-0"),
+            (Told(free_blocks=6), Told(free_blocks=6), rt(), False, "prefill-0"),
+        ],
+    )
+    def test_where_prefill_workers_decode_too_so_do_those_that_lack_memory(
+        self, prefill: Told, decode: Told, new: Request, has_chats: bool, goes_to: str
+    ) -> None:
+        found = lending()
+        if has_chats:
+            found.add_request("decode-0", replace(rt(), id="other"), NOW)
+        tell(found, "prefill-0", *prefill)
+        tell(found, "decode-0", *decode)
+        assert found.ahead_of(new, POOL, NOW).worker == goes_to
 
     def test_it_can_be_turned_off(self) -> None:
-        assert self.piled_up(Policy(helps=False)).ahead_of(rt(), POOL, NOW).worker == "prefill-0"
+        found = placement("prefill-0", "decode-0", policy=Policy(helps=False))
+        tell(found, "prefill-0", *PILED_UP)
+        tell(found, "decode-0", *IDLE)
+        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
 
 
 class TestLending:
-    """Prefill workers decode, too: prompts go to them first, and go on to a decode worker where that is worth it."""
-
-    def lending(self, *workers: str) -> Placement:
-        found = Placement(DEFAULT_POLICY, block_size=16, kv_tokens=1600, lends=True)
-        for name in workers or ("prefill-0", "decode-0"):
-            found.add_worker(replace(member(name), role=Role.DECODE, lends=name.startswith("prefill")))
-            tell(found, name, all_s=0.0)
-        return found
-
-    def test_prompts_go_to_prefill_workers_first(self) -> None:
-        found = self.lending()
-        assert found.ahead_of(rt(), POOL, NOW).worker == found.ahead_of(be(), POOL, NOW).worker == "prefill-0"
-        assert (found.num_workers(Role.PREFILL), found.num_workers(Role.DECODE)) == (1, 1)
+    """Prefill workers decode, too: requests go on to a decode worker where that is worth it."""
 
     def test_the_memory_of_both_counts(self) -> None:
-        found = self.lending()
+        found = lending()
         assert found.memory == 2 * 1600
+        assert (found.num_workers(Role.PREFILL), found.num_workers(Role.DECODE)) == (1, 1)
 
     def test_a_request_goes_on_to_a_decode_worker_with_room_for_all_of_it(self) -> None:
-        found, long = self.lending(), replace(rt(), max_tokens=100, estimate=Estimate(80, 100))
+        found, long = lending(), replace(rt(), max_tokens=100, estimate=Estimate(80, 100))
         tell(found, "decode-0", all_s=0.0, free_blocks=13)
         assert place(found, "prefill-0", long, NOW) == "decode-0"
         tell(found, "decode-0", all_s=0.0, free_blocks=12)
@@ -259,56 +289,32 @@ class TestLending:
 
     def test_a_short_one_stays(self) -> None:
         short = replace(rt(), estimate=Estimate(15, 100))
-        assert place(self.lending(), "prefill-0", short, NOW) == ""
-        assert place(self.lending(), "prefill-0", replace(short, estimate=Estimate(16, 100)), NOW) == "decode-0"
+        assert place(lending(), "prefill-0", short, NOW) == ""
+        assert place(lending(), "prefill-0", replace(short, estimate=Estimate(16, 100)), NOW) == "decode-0"
 
     def test_a_chat_stays_whose_second_token_would_be_late(self) -> None:
         """Two copies take 5 ms each for 100 tokens, and there are three steps of 10 ms on the way."""
-        found = self.lending()
+        found = lending()
         found.reported("decode-0", Report(free_blocks=100, step_s=0.01), NOW)
         for tbt_s, where in ((0.041, "decode-0"), (0.039, "")):
             assert place(found, "prefill-0", replace(rt(), slo=Slo(tbt_s=tbt_s)), NOW) == where
 
     def test_none_goes_on_to_a_worker_that_runs_prompts(self) -> None:
-        found = self.lending()
+        found = lending()
         tell(found, "decode-0", all_s=0.1)
         assert place(found, "prefill-0", replace(rt(), estimate=Estimate(80, 100)), NOW) == ""
 
     def test_nor_to_one_that_ran_prompts_for_much_of_the_last_seconds(self) -> None:
-        found, long = self.lending(), replace(rt(), estimate=Estimate(80, 100))
+        found, long = lending(), replace(rt(), estimate=Estimate(80, 100))
         for at in (NOW - 0.5, NOW):
             assert place(found, "decode-0", rt(), at, takes_s=0.5) == ""
         tell(found, "decode-0", all_s=0.0)
         assert place(found, "prefill-0", long, NOW + 3.0) == ""
         assert place(found, "prefill-0", long, NOW + 3.5) == "decode-0"
 
-    def test_decode_workers_take_prompts_of_both_classes_that_pile_up(self) -> None:
-        found = self.lending()
-        found.add_request("decode-0", replace(rt(), id="other"), NOW)
-        tell(found, "prefill-0", all_s=9.8, rt_s=0.1)
-        assert found.ahead_of(rt(), POOL, NOW).worker == found.ahead_of(be(), POOL, NOW).worker == "prefill-0"
-        tell(found, "prefill-0", all_s=11.0, rt_s=0.2)
-        assert found.ahead_of(rt(), POOL, NOW).worker == found.ahead_of(be(), POOL, NOW).worker == "decode-0"
-
-    def test_a_decode_worker_without_chats_takes_documents_as_any_other(self) -> None:
-        found = self.lending()
-        tell(found, "prefill-0", all_s=0.5)
-        assert found.ahead_of(be(), POOL, NOW).worker == "decode-0"
-        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
-
-    def test_a_decode_worker_takes_prompts_of_chats_that_would_wait_for_memory(self) -> None:
-        found = self.lending()
-        tell(found, "prefill-0", all_s=0.0, free_blocks=7)
-        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
-        tell(found, "prefill-0", all_s=0.0, free_blocks=6)
-        assert found.ahead_of(rt(), POOL, NOW).worker == "decode-0"
-        assert found.ahead_of(be(), POOL, NOW).worker == "prefill-0"
-        tell(found, "decode-0", all_s=0.0, free_blocks=6)
-        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0", "the decode worker has no more memory"
-
     @pytest.mark.parametrize("left", ["prefill-0", "decode-0"])
     def test_whichever_is_left_does_all(self, left: str) -> None:
-        found = self.lending()
+        found = lending()
         found.remove_worker("decode-0" if left == "prefill-0" else "prefill-0")
         assert found.num_for_prompts == 1
         assert found.ahead_of(rt(), POOL, NOW).worker == found.ahead_of(be(), POOL, NOW).worker == left
