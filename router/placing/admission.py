@@ -309,10 +309,10 @@ class Admission:
             token_s = ahead.token_s * max(1.0, ahead.loaded_s / ahead.prompt_s if ahead.prompt_s else 1.0)
             left = queue_s * ahead.num_workers / token_s - load.all.tokens_queued
             share = min(1.0, max(0.0, left / begun))
-        tokens = {caller: of.tokens_queued + of.tokens_begun * share for caller, of in load.of.items()}
-        own = tokens.get(request.caller, 0.0)
-        before = own + before_in_turns(tokens, load.weights, request, own + len(request.prompt))
-        return before / all_tokens if (all_tokens := sum(tokens.values())) else 1.0
+        sizes = [(caller, of.tokens_queued + of.tokens_begun * share, of.weight) for caller, of in load.of.items()]
+        own = sum(size for caller, size, _ in sizes if caller == request.caller)
+        before = own + before_in_turns(sizes, request, own + len(request.prompt))
+        return before / all_tokens if (all_tokens := sum(size for _, size, _ in sizes)) else 1.0
 
     # --- Bounds
 
