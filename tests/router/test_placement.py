@@ -239,28 +239,24 @@ class TestHelp:
         assert found.ahead_of(new, POOL, NOW).worker == goes_to, "what is in the pool is none of its room"
 
     @pytest.mark.parametrize(
-        ("prefill", "decode", "new", "has_chats", "goes_to"),
+        ("prefill", "decode", "new", "goes_to"),
         [
-            (IDLE, IDLE, rt(), False, "prefill-0"),
-            (IDLE, IDLE, be(), False, "prefill-0"),
-            (Told(9.8, 0.1), IDLE, rt(), True, "prefill-0"),
-            (Told(9.8, 0.1), IDLE, be(), True, "prefill-0"),
-            (Told(11.0, 0.2), IDLE, rt(), True, "decode-0"),
-            (Told(11.0, 0.2), IDLE, be(), True, "decode-0"),
-            (Told(0.5), IDLE, be(), False, "decode-0"),  # without chats it takes documents as any other
-            (Told(0.5), IDLE, rt(), False, "prefill-0"),
-            (Told(free_blocks=7), IDLE, rt(), False, "prefill-0"),
-            (Told(free_blocks=6), IDLE, rt(), False, "decode-0"),  # the chat would wait for memory
-            (Told(free_blocks=6), IDLE, be(), False, "prefill-0"),
-            (Told(free_blocks=6), Told(free_blocks=6), rt(), False, "prefill-0"),
+            (IDLE, IDLE, rt(), "prefill-0"),
+            (IDLE, IDLE, be(), "prefill-0"),
+            (Told(0.5, 0.1), IDLE, rt(), "prefill-0"),
+            (Told(0.5, 0.2), IDLE, rt(), "decode-0"),
+            (Told(0.1), IDLE, be(), "decode-0"),  # it takes documents as any other
+            (Told(free_blocks=7), IDLE, rt(), "prefill-0"),
+            (Told(free_blocks=6), IDLE, rt(), "decode-0"),  # the chat would wait for memory
+            (Told(free_blocks=6), IDLE, be(), "prefill-0"),
+            (Told(free_blocks=6), Told(free_blocks=6), rt(), "prefill-0"),
         ],
     )
     def test_where_prefill_workers_decode_too_so_do_those_that_lack_memory(
-        self, prefill: Told, decode: Told, new: Request, has_chats: bool, goes_to: str
+        self, prefill: Told, decode: Told, new: Request, goes_to: str
     ) -> None:
         found = lending()
-        if has_chats:
-            found.add_request("decode-0", replace(rt(), id="other"), NOW)
+        found.add_request("decode-0", replace(rt(), id="other"), NOW)
         tell(found, "prefill-0", *prefill)
         tell(found, "decode-0", *decode)
         assert found.ahead_of(new, POOL, NOW).worker == goes_to
