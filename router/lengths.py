@@ -18,21 +18,20 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nlargest
+from statistics import fmean
 from struct import iter_unpack
 
 from alignedserve.core import Estimate, Request, Sketch
-from alignedserve.scheduling.lengths import SPREAD, is_exact
+from alignedserve.scheduling.lengths import LEAST_ENDED, SPREAD, is_exact
 
 MOST_KEPT = 4096  # prompts
 NEAREST = 8
-LEAST_ENDED = 8  # outputs, before anything is predicted
 COVERED = 0.9  # share of outputs that are no longer than the upper value
 _LEAST_SHARED = 16  # one in so many hashes makes prompts similar
 _MOST_WITH_HASH = 32  # newest prompts that are found by a hash: a common word tells little
 _NEWEST_OUTPUTS = 512  # in the mean
-_NEWEST_RATIOS = 256  # of output to prediction
+_NEWEST_RATIOS = 256
 _LEAST_RATIOS = 16
-_SORTED_EVERY = 8  # outputs
 _NEWEST_GAINS = 64  # predictions by which similar prompts are judged
 _MOST_OFF = 8.0  # times: a prediction that is further off counts as much
 
@@ -53,8 +52,8 @@ class OutputLengths:
     def __init__(self) -> None:
         self._open: dict[str, _Opened] = {}
         self._past = PastPrompts()
-        self._outputs, self._sum = deque[int](maxlen=_NEWEST_OUTPUTS), 0
-        self._ratios, self._num_ratios, self._upper = deque[float](maxlen=_NEWEST_RATIOS), 0, float(SPREAD)
+        self._outputs = deque[int](maxlen=_NEWEST_OUTPUTS)
+        self._ratios, self._upper = deque[float](maxlen=_NEWEST_RATIOS), float(SPREAD)  # of output to prediction
         self._gains = deque[float](maxlen=_NEWEST_GAINS)  # how much closer similar prompts came than the mean
 
     @property
@@ -68,7 +67,7 @@ class OutputLengths:
         if is_exact(request):
             return None
         hashes = [number for (number,) in iter_unpack("<I", sketch.hashes)]
-        by_mean = self._sum / len(self._outputs) if len(self._outputs) >= LEAST_ENDED else None
+        by_mean = fmean(self._outputs) if len(self._outputs) >= LEAST_ENDED else None
         by_similar = None if by_mean is None else self._past.output_like(hashes)
         said = by_mean if by_similar is None or sum(self._gains) < 0 else by_similar
         self._open[request.id] = _Opened(hashes, by_mean, by_similar, said)
@@ -82,21 +81,14 @@ class OutputLengths:
         if opened.by_mean is not None and opened.by_similar is not None:
             self._gains.append(_times_off(opened.by_mean, num_output) - _times_off(opened.by_similar, num_output))
         if opened.said is not None:
-            self._learn_ratio(num_output / opened.said)
-        if len(self._outputs) == _NEWEST_OUTPUTS:
-            self._sum -= self._outputs[0]
+            self._ratios.append(num_output / opened.said)
+            if (num := len(self._ratios)) >= _LEAST_RATIOS:
+                self._upper = sorted(self._ratios)[min(num - 1, int(COVERED * (num + 1)))]
         self._outputs.append(num_output)
-        self._sum += num_output
         self._past.add(opened.hashes, num_output)
 
     def closed(self, request: str) -> None:
         self._open.pop(request, None)
-
-    def _learn_ratio(self, ratio: float) -> None:
-        self._ratios.append(ratio)
-        self._num_ratios += 1
-        if len(self._ratios) >= _LEAST_RATIOS and self._num_ratios % _SORTED_EVERY == 0:
-            self._upper = sorted(self._ratios)[min(len(self._ratios) - 1, int(COVERED * (len(self._ratios) + 1)))]
 
 
 class PastPrompts:

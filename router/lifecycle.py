@@ -132,7 +132,7 @@ class OpenRequests:
         self._num: dict[ServiceClass, Counter[State]] = {service: Counter() for service in ServiceClass}
         self.waiting: dict[str, OpenRequest] = {}  # those in WAITING, in order of arrival
         self.suspects: dict[str, OpenRequest] = {}  # those that may run only alone, in order of arrival
-        self._tried: dict[ServiceClass, dict[str, State]] = {service: {} for service in ServiceClass}  # with a death
+        self._charged: dict[str, OpenRequest] = {}  # those with a death, until they get past that place
         self._given_up: Counter[tuple[ServiceClass, Fact]] = Counter()  # attempts that were lost or came back
 
     def __len__(self) -> int:
@@ -161,11 +161,11 @@ class OpenRequests:
     def num_tried(self, service: ServiceClass) -> tuple[int, int]:
         """Count the requests of a class that members have, and that stand about where their last worker ended: at
         prefill workers, and in all."""
-        states = self._tried[service].values()
-        return sum(state is State.PREFILL for state in states), len(states)
+        charged = [each for each in self._charged.values() if each.request.service is service and not each.is_waiting]
+        return sum(each.state is State.PREFILL for each in charged), len(charged)
 
     def acquit(self, opened: OpenRequest) -> None:
-        self._tried[opened.request.service].pop(opened.request.id, None)
+        self._charged.pop(opened.request.id, None)
         opened.request = replace(opened.request, deaths=0)
 
     def num_given_up(self, fact: Fact) -> ByClass:
@@ -175,6 +175,8 @@ class OpenRequests:
     def add(self, opened: OpenRequest) -> None:
         self._all[opened.request.id] = self.waiting[opened.request.id] = opened
         self._num[opened.request.service][opened.state] += 1
+        if opened.request.deaths:
+            self._charged[opened.request.id] = opened
         if opened.request.is_suspect:
             self.suspects[opened.request.id] = opened
 
@@ -188,14 +190,11 @@ class OpenRequests:
         if fact is Fact.RETURNED:
             self._given_up[opened.request.service, fact] += 1
         num[opened.state] += 1
-        if opened.request.deaths:
-            self._tried[opened.request.service][opened.request.id] = opened.state
 
     def remove(self, opened: OpenRequest, end: State, fact: Fact) -> None:
         """Forget the request, which has come to this end."""
-        self.waiting.pop(opened.request.id, None)
-        self.suspects.pop(opened.request.id, None)
-        self._tried[opened.request.service].pop(opened.request.id, None)
+        for some in (self.waiting, self.suspects, self._charged):
+            some.pop(opened.request.id, None)
         self._num[opened.request.service][opened.state] -= 1
         del self._all[opened.request.id]
         opened.becomes(end, fact)

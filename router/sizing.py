@@ -18,7 +18,7 @@ What there is to do, and how near promises are to being missed, as the router se
     workers   figure    is the largest of
     prefill   load      the number of workers that have a prompt;
                         where they decode too, their part of the memory that decode workers' load is of
-              pressure  the next chat's predicted wait for other prompts / (QUEUE_SHARE_OF_TTFT x the ttft);
+              pressure  the next chat's predicted wait for other prompts / (half of the ttft);
                         the mean time that chats have waited / the ttft;
                         the predicted wait of best-effort prompts / `be_wait_s`
     decode    load      the memory that open requests will need, as predicted / the memory of a worker
@@ -31,17 +31,18 @@ Colocated workers have a decode worker's load, and the pressures of both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, inf
-from operator import itemgetter
+from statistics import fmean
 from typing import TYPE_CHECKING, TypeAlias
 
-from alignedserve.core import Request, Role, ServiceClass
+from alignedserve.core import WORKERS, Request, Role, ServiceClass
 from alignedserve.protocol.commands import Scale
 from alignedserve.router.lifecycle import OpenRequest, State
 from alignedserve.router.placing.admission import Admission
-from alignedserve.router.placing.placement import QUEUE_SHARE_OF_TTFT, Placement
+from alignedserve.router.placing.placement import Placement
 
 if TYPE_CHECKING:
     from alignedserve.config.topology import Range  # of the settings, which no core loads
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 LOOK_S = 1.0  # between two looks at the load
 START_S = 120.0  # a worker that was asked for and has not come by then will not come
 MOST_TIMES = 2.0  # the number of workers grows by this factor at most
+PRESSED_SHARE_OF_TTFT = 0.5  # a chat's wait for other prompts: from there on there is pressure
 MOST_LATE = 0.1  # share of the chats that decode: from there on there is pressure
 _FULL = 0.8  # share of what workers carry that they should have after growing
 _SPARE = 0.7  # share of what workers carry that the remaining ones may have after shrinking
@@ -164,70 +166,52 @@ _Pressure: TypeAlias = tuple[float, str]  # how much, and why
 def demands(
     opened: Iterable[OpenRequest], placement: Placement, admission: Admission, be_wait_s: float, now: float
 ) -> Mapping[Role, WorkerDemand]:
-    prompts, handed_on = list[Request](), list[OpenRequest]()
+    by_state = defaultdict[State, list[OpenRequest]](list)
     for each in opened:
-        if each.state is State.POOL:
-            handed_on.append(each)
-        elif each.state is not State.DECODE:
-            prompts.append(each.request)
-    num_prefill, num_decode = (placement.num_workers(role) for role in (Role.PREFILL, Role.DECODE))
+        by_state[each.state].append(each)
+    num_prefill, num_decode = map(placement.num_workers, WORKERS)
     runs_prompts = Role.PREFILL if num_prefill else Role.DECODE
+    prompts = [each.request for state in (State.WAITING, State.PREFILL) for each in by_state[state]]
     for_prompts = _pressures_of_prompts(prompts, runs_prompts, placement, be_wait_s, now)
-    for_decodes = _pressures_of_decodes(handed_on, num_decode, placement, admission, be_wait_s, now)
+    for_decodes = _pressures_of_decodes(by_state[State.POOL], placement, admission, be_wait_s, now)
     of_decode_workers = for_decodes if num_prefill else [*for_prompts, *for_decodes]
     wanted = admission.holdings.tokens / placement.memory if placement.memory else 0.0  # of all workers that decode
     of_prompts = max(placement.num_with_prompts(now), wanted * placement.num_lent)
     return {
-        Role.PREFILL: _demand(num_prefill, of_prompts, for_prompts),
-        Role.DECODE: _demand(num_decode, wanted * num_decode, of_decode_workers),
+        Role.PREFILL: WorkerDemand(num_prefill, of_prompts, *max(for_prompts)),
+        Role.DECODE: WorkerDemand(num_decode, wanted * num_decode, *max(of_decode_workers)),
     }
 
 
-def _demand(workers: int, load: float, pressures: Iterable[_Pressure]) -> WorkerDemand:
-    return WorkerDemand(workers, load, *max(pressures, key=itemgetter(0)))
-
-
 def _pressures_of_prompts(
-    prompts: Iterable[Request], role: Role, placement: Placement, be_wait_s: float, now: float
+    prompts: Sequence[Request], role: Role, placement: Placement, be_wait_s: float, now: float
 ) -> list[_Pressure]:
-    ttfts, waited, num_be = list[float](), 0.0, 0
-    for request in prompts:
-        if request.service is ServiceClass.RT and not request.emitted:
-            ttfts.append(request.slo.ttft_s)
-            waited += max(0.0, now - request.arrival_at) / request.slo.ttft_s
-        num_be += request.service is ServiceClass.BE
+    chats = [request for request in prompts if request.service is ServiceClass.RT and not request.emitted]
     rt_s, be_s = (placement.least_wait_s(role, service, now) for service in (ServiceClass.RT, ServiceClass.BE))
-    found = [(be_s / be_wait_s if num_be else 0.0, f"best-effort prompts will wait {be_s:.1f} s")]
-    if ttfts:
-        found.append((rt_s / (QUEUE_SHARE_OF_TTFT * min(ttfts)), f"the next chat's prompt will wait {rt_s:.2f} s"))
-        mean = waited / len(ttfts)
+    has_be = any(request.service is ServiceClass.BE for request in prompts)
+    found = [(be_s / be_wait_s if has_be else 0.0, f"best-effort prompts will wait {be_s:.1f} s")]
+    if chats:
+        least_s = min(chat.slo.ttft_s for chat in chats)
+        mean = fmean(max(0.0, now - chat.arrival_at) / chat.slo.ttft_s for chat in chats)
+        found.append((rt_s / (PRESSED_SHARE_OF_TTFT * least_s), f"the next chat's prompt will wait {rt_s:.2f} s"))
         found.append((mean, f"chats have waited {mean:.1f} times their ttft for a first token"))
     return found
 
 
 def _pressures_of_decodes(
-    handed_on: Iterable[OpenRequest],
-    num_workers: int,
-    placement: Placement,
-    admission: Admission,
-    be_wait_s: float,
-    now: float,
+    handed_on: Sequence[OpenRequest], placement: Placement, admission: Admission, be_wait_s: float, now: float
 ) -> list[_Pressure]:
+    chats = [opened for opened in handed_on if opened.request.service is ServiceClass.RT]
     num_rt, num_late = placement.late
-    num_be = 0
-    for opened in handed_on:
-        if opened.request.service is ServiceClass.RT:
-            num_rt += 1
-            num_late += now - opened.moved_at > opened.request.slo.tbt_s
-        else:
-            num_be += 1
+    num_rt += len(chats)
+    num_late += sum(now - opened.moved_at > opened.request.slo.tbt_s for opened in chats)
     share = num_late / num_rt if num_rt else 0.0
     found = [(share / MOST_LATE, f"{num_late} of {num_rt} chats are late with their next token")]
     if placement.memory:
         wanted = admission.holdings.rt_tokens / placement.memory
+        num_workers = placement.num_workers(Role.DECODE)
         found.append((wanted, f"chats want {wanted:.0%} of the memory of {num_workers} workers"))
-    rate = admission.ends.rate(now)
-    if num_be and rate:
-        wait_s = num_be / rate
+    if rate := admission.ends.rate(now):
+        wait_s = (len(handed_on) - len(chats)) / rate
         found.append((wait_s / be_wait_s, f"best-effort requests will wait {wait_s:.0f} s in the pool"))
     return found

@@ -215,9 +215,8 @@ class RouterCore:
             self._placement.add_worker(member)
         if member.role is Role.DECODE:
             self._left.discard(member.node)
-        figures = self._figures.values() if member.role is Role.GATEWAY else ()
-        told = [Send(member.name, of_member) for of_member in figures]
-        return [*self._announce_change(member), *self._send_recovery_time([member]), *told, *lost]
+        figures = [*self._recovery_time, *self._figures.values()] if member.role is Role.GATEWAY else []
+        return [*self._announce_change(member), *(Send(member.name, told) for told in figures), *lost]
 
     def _declare_dead(self, name: str, incarnation: int, now: float, died: bool = False) -> list[Command]:
         """Give up what the member had. `died` says whether its process has ended: one that is silent may only be cut
@@ -250,7 +249,7 @@ class RouterCore:
         With the last decode worker of a node, give up the requests in the node's pool: they go on elsewhere.
         """
         self._retiring.add(worker.name)
-        self._placement.remove_worker(worker.name)
+        self._placement.withdraw(worker.name)
         self._sizing.retires(worker.kind, self._placement.num_workers(worker.kind))
         is_decode = worker.role is Role.DECODE and worker.node in self._roll.pools
         if is_decode and self._placement.decodes_only_elsewhere(worker.node):
@@ -291,7 +290,7 @@ class RouterCore:
         commands: list[Command] = []
         is_worker, alone = member.role in WORKERS, self._placement.num_at(member.name) == 1
         charges: list[tuple[str, AttemptLost]] = []
-        self._placement.restart_worker(member.name)
+        self._placement.forget_kv(member.name)
         self._recovery.lost(member.name)
         for opened in list(self._open):
             if opened.request.owner == member.name:
@@ -302,7 +301,6 @@ class RouterCore:
                 commands += self._give_up(opened, died, alone, not died) if is_worker else self._give_up(opened)
         self._suspects.ended(member, None if died else charges, now)
         if member.role is Role.POOL:  # prefill workers may have sent it requests that were never reported
-            self._placement.pool_lost(member.name)
             commands += self._inquire([opened for opened in self._open if opened.state is State.PREFILL], now)
         return commands
 
@@ -318,7 +316,6 @@ class RouterCore:
         stated, is_line = request.estimate, self._is_line(request)
         request = self._with_length(request, sketch)
         if known is None and request.attempt == 0:
-            self._placement.asked(request, now)
             ahead = self._placement.ahead_of(request, self._roll.pools, now)
             if (refusal := self._admission.refusal(request, ahead, now, is_line)) is not None:
                 again_s, tokens = refusal.retry_after_s, len(request.prompt)
@@ -397,9 +394,9 @@ class RouterCore:
     def _finish_recovery(self, now: float) -> list[Command]:
         held = [key for key in self._recovery.end(now) if self._open.is_unknown(key)]
         unwanted = [command for key in held for command in self._cancel_everywhere(*key)]
-        lost = [command for opened in self._nowhere for command in self._give_up(opened)]
+        lost = self._give_up_all(self._nowhere)
         self._line_up(now)
-        return [*unwanted, *lost, *self._send_recovery_time(self._roll.members(Role.GATEWAY))]
+        return [*unwanted, *lost, *self._to_gateways(*self._recovery_time)]
 
     def _line_up(self, now: float) -> None:
         """Put the chats that wait on workers in line again, in the order in which their owners declared them."""
@@ -409,43 +406,40 @@ class RouterCore:
             if request.slo.is_asked or opened.key not in waiting or opened.at is None:
                 continue
             ahead = self._placement.ahead_of(request, self._roll.pools, now)
-            takes_s = max(ahead.prompt_s, ahead.loaded_s)
-            turn = self._admission.lines.of(opened.at).turn(request, takes_s, now)
-            self._admission.lines.join(opened.at, request, takes_s, turn.first_s, now)
+            turn = self._admission.lines.of(opened.at).turn(request, ahead.takes_s, now)
+            self._admission.lines.join(opened.at, request, ahead.takes_s, turn.first_s, now)
 
     @property
     def _nowhere(self) -> list[OpenRequest]:
         """Return the requests that owners declared and that no member holds."""
         return [opened for opened in self._open.waiting.values() if opened.is_declared]
 
-    def _send_recovery_time(self, members: Iterable[Member]) -> list[Command]:
-        """Tell the gateways among these members how long the recovery took."""
-        if self._recovery.took_s is None:
-            return []
-        figures = Figures(rebuilt_s=self._recovery.took_s, member=self._me.name)
-        return [Send(member.name, figures) for member in members if member.role is Role.GATEWAY]
+    @property
+    def _recovery_time(self) -> list[Figures]:
+        """Return how long the recovery took, once that is known."""
+        took_s = self._recovery.took_s
+        return [] if took_s is None else [Figures(rebuilt_s=took_s, member=self._me.name)]
+
+    def _to_gateways(self, *figures: Figures) -> list[Command]:
+        return [Send(gateway.name, told) for gateway in self._roll.members(Role.GATEWAY) for told in figures]
 
     def _hand_on(self, figures: Figures) -> list[Command]:
         """Hand figures of a member to every gateway, and keep what it has now for gateways that come later."""
         if figures.worker is not None or figures.usage is not None:
             self._figures[figures.member] = figures
-        return [Send(gateway.name, figures) for gateway in self._roll.members(Role.GATEWAY)]
+        return self._to_gateways(figures)
 
     def _send_counts(self) -> list[Command]:
         """Tell every gateway how many requests are where. It says so every second: a router that is silent is away."""
-        if self._recovery.is_on:
-            return []
         rt, be = (self._open.stages(service) for service in ServiceClass)
         returned, lost = self._open.num_given_up(Fact.RETURNED), self._open.num_given_up(Fact.LOST)
-        took_s, name = self._recovery.took_s, self._me.name
-        figures = Figures(rebuilt_s=took_s, rt=rt, be=be, returned=returned, lost=lost, member=name)
-        return [Send(gateway.name, figures) for gateway in self._roll.members(Role.GATEWAY)]
+        return self._to_gateways(
+            *(replace(told, rt=rt, be=be, returned=returned, lost=lost) for told in self._recovery_time)
+        )
 
     def _cancel(self, request: str, attempt: int) -> list[Command]:
         opened = self._open.get(request)
-        if opened is None or opened.request.attempt > attempt:
-            return []
-        return self._cancel_open(opened)
+        return [] if opened is None or opened.request.attempt > attempt else self._cancel_open(opened)
 
     def _cancel_open(self, opened: OpenRequest) -> list[Command]:
         self._remove(opened, State.CANCELLED, Fact.CANCELLED)
@@ -460,6 +454,9 @@ class RouterCore:
         lost = Send(request.owner, AttemptLost(request.id, request.attempt, died, alone, silent))
         return [*self._cancel_everywhere(request.id, request.attempt), lost]
 
+    def _give_up_all(self, requests: Iterable[OpenRequest], died: bool = False) -> list[Command]:
+        return [command for opened in requests for command in self._give_up(opened, died)]
+
     def _cancel_everywhere(self, request: str, attempt: int) -> list[Command]:
         """Cancel at every member that may hold the request, which may have gone further than the router has heard."""
         return [Send(member.name, Cancel(request, attempt)) for member in self._roll.members(*PLACES)]
@@ -473,9 +470,8 @@ class RouterCore:
             if opened is None:
                 commands += self._answer_unknown(key, member)
             elif opened.state.value <= PLACES[member.role].value:  # `joined` may be heard before `committed`
-                if not opened.request.slo.is_asked:
-                    self._admission.lines.begin(opened.request.id, now)
-                self._admission.began(opened.request.id)
+                self._admission.lines.begin(opened.request.id, now)
+                self._admission.began(opened.request)
                 self._recovery.waiting.pop(key, None)
                 commands += self._arrive(opened, member, Fact.ARRIVED, now)
         for key in progress.returned:
@@ -510,17 +506,13 @@ class RouterCore:
             if (opened := self._open.current(key)) is not None:
                 self._lengths.ended(opened.request, lengths.get(key, 0))
                 self._admission.ends.add(1, now)
-                if opened.request.service is ServiceClass.RT:
-                    self._placement.ended(opened.request, lengths.get(key, 0))
                 self._remove(opened, State.ENDED, Fact.ENDED)
 
     def _hear_last_joined(self, attempts: Iterable[Attempt]) -> list[Command]:
         """Give up requests that had joined a worker that ended at once, before the router heard: one may be the cause.
         The pool has put them back, and would hand them to the next worker."""
         known = [opened for key in attempts if (opened := self._open.current(key)) is not None]
-        return [
-            command for opened in known if opened.state is State.POOL for command in self._give_up(opened, died=True)
-        ]
+        return self._give_up_all([opened for opened in known if opened.state is State.POOL], died=True)
 
     def _hear_returned(self, key: Attempt, worker: Member, now: float) -> list[Command]:
         """Record that the request waits in the node's pool again.
@@ -557,12 +549,12 @@ class RouterCore:
 
         Attempts that are not open here are lost; for the others the router asks the members that have them.
         """
-        here = [opened for key in attempts if (opened := self._open.current(key)) is not None]
         if self._recovery.is_on:
             return []  # the owner will declare them
+        here = [opened for key in attempts if (opened := self._open.current(key)) is not None]
         lost = [key for key in attempts if self._open.is_unknown(key)]
-        told = [self._suspects.uncertain(key, now) or AttemptLost(*key) for key in lost]
-        return [*(Send(owner, message) for message in told), *self._inquire(here, now)]
+        told = [Send(owner, self._suspects.uncertain(key, now) or AttemptLost(*key)) for key in lost]
+        return [*told, *self._inquire(here, now)]
 
     def _repair_link(self, member: Member, now: float) -> list[Command]:
         """Make up for frames to or from a member that were lost: send the roll again, and ask where requests are."""
@@ -588,7 +580,7 @@ class RouterCore:
         """Give up the requests in the pool of this node, also future ones: they go on elsewhere."""
         self._left.add(node)
         pool = self._roll.pools[node]
-        return [command for opened in list(self._open) if opened.at == pool for command in self._give_up(opened)]
+        return self._give_up_all([opened for opened in self._open if opened.at == pool])
 
     def _inquire(self, requests: Iterable[OpenRequest], now: float) -> list[Command]:
         """Ask the members that should have these requests whether that still holds."""
@@ -632,8 +624,7 @@ class RouterCore:
             self._move(opened, worker, Fact.PLACED, now)
             return [Send(worker.name, Prefill(request, decode))]
         turn = self._admission.turn(request, ahead, now)
-        takes_s = max(ahead.prompt_s, ahead.loaded_s)
-        planned_s = self._admission.lines.join(worker.name, request, takes_s, turn.first_s, now)
+        planned_s = self._admission.lines.join(worker.name, request, ahead.takes_s, turn.first_s, now)
         self._move(opened, worker, Fact.PLACED, now, turn)
         if turn.wait_s > 0.0 or planned_s > turn.first_s:
             request = _with_due(request, planned_s, now)
@@ -649,8 +640,7 @@ class RouterCore:
         if run is None:
             return commands
         suspect, worker = run
-        for opened in [opened for opened in self._open if opened.at == worker.name]:
-            commands += self._give_up(opened)
+        commands += self._give_up_all([opened for opened in self._open if opened.at == worker.name])
         self._at_work.on((suspect.key,))
         self._move(suspect, worker, Fact.PLACED, now)
         return [*commands, Send(worker.name, Prefill(suspect.request))]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from alignedserve.core import Estimate, Request
 from alignedserve.scheduling.policy import Policy, Predictor, Room
 
+LEAST_ENDED = 8  # outputs, before the router predicts anything
 SPREAD = 2  # upper estimate / mean, without a prediction: up to the first doubling
 
 

@@ -5,5 +5,6 @@ answers.py     whether decode workers have memory for the answers of all chats, 
 held.py        what places hold: beginnings of prompts, and the memory of open requests, as predicted
 line.py        the line in which chats wait that asked for no promise, and how far predicted waits are off
 placement.py   which worker runs a prompt, and which decode worker the request goes on to
-ranking.py     workers in order: by the work before them, and by their room
+recent.py      what came lately: a moving sum that forgets
+workers.py     a worker as the router knows it: the prompts before a new one, and the room
 """

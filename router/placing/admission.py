@@ -28,27 +28,44 @@ attempts are never refused: the request was admitted before.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import inf, log
+from math import inf
+from typing import NamedTuple
 
 from alignedserve.core import KEEPS_ALL, Rejection, Request, Retention, ServiceClass
 from alignedserve.router.placing.answers import NO_SHORTAGE, Shortage
 from alignedserve.router.placing.held import Holdings
-from alignedserve.router.placing.line import Lines, Turn
+from alignedserve.router.placing.line import Lines, Turn, before_in_turns
+from alignedserve.router.placing.recent import MovingSum
 from alignedserve.scheduling.policy import Policy
 
 PATIENCE_S = 60.0
-_MOST = 4096  # clients that are remembered; from there on each is told the longest time anyway
+MAX_OVERCOMMIT = 2  # the bounds, of all callers together
+_MAX_RETURNING = 4096  # clients that are remembered; from there on each is told the longest time anyway
+_RECENT_S = 30.0  # ends so long ago count half
+_SOON_S = 1.0  # the shortest wait that a client is asked for ...
+_LATEST_S = 60.0  # ... and the longest: OpenAI's own client ignores a longer Retry-After
+_PATIENT_PROMPTS = 5  # times as long as its prompt alone takes: a chat in line may wait so long in any case
+_MOST_TRIES = 2  # that make a client's patience longer: as often as OpenAI's and Anthropic's clients come again
+_NAMED = {ServiceClass.RT: "chats", ServiceClass.BE: "best-effort requests"}
+# A queue that empties now and then is a burst: its requests are served, if late. A queue that stands is too much load:
+# without refusals every request would be late.
+_CALM = 0.1  # of the wait that a ttft leaves: such a wait is next to none
+_SURE = 0.7  # of that wait: predictions are off by as much
+_OVERLOAD_S = 30.0  # overload ends this long after the last refusal
+_STANDING_S = 2.0  # a queue stands that was not calm for this time ...
+_STANDING_PROMPTS = 5  # ... and for the time of five prompts like the new prompt
 
 
-@dataclass(frozen=True, slots=True)
-class Returns:
-    """The sum of all requests that are to come again."""
+class Returns(NamedTuple):
+    """All requests that are to come again."""
 
     requests: int = 0
-    tokens: int = 0  # tokens of these prompts
+    tokens: int = 0  # of their prompts
+
+
+_NONE = Returns()
 
 
 class Returning:
@@ -63,36 +80,15 @@ class Returning:
         self._tokens = 0
 
     def add(self, at: float, tokens: int) -> None:
-        if len(self._expected) == _MOST:
-            return
-        heapq.heappush(self._expected, (at, tokens))
-        self._tokens += tokens
+        if len(self._expected) < _MAX_RETURNING:
+            heapq.heappush(self._expected, (at, tokens))
+            self._tokens += tokens
 
     def before(self, now: float) -> Returns:
         """Return what is still to come again, and forget clients whose time has come."""
         while self._expected and self._expected[0][0] <= now:
-            _, tokens = heapq.heappop(self._expected)
-            self._tokens -= tokens
-        if not self._expected:
-            return _NONE
+            self._tokens -= heapq.heappop(self._expected)[1]
         return Returns(len(self._expected), self._tokens)
-
-
-_RECENT_S = 30.0  # what came free this long ago counts half
-_SOON_S = 1.0  # the shortest wait that a client is asked for ...
-_LATEST_S = 60.0  # ... and the longest: OpenAI's own client ignores a longer Retry-After
-MAX_OVERCOMMIT = 2  # the bounds, of all callers together
-_PATIENT_PROMPTS = 5  # times as long as its prompt alone takes: a chat in line may wait so long in any case
-_MOST_TRIES = 2  # that make a client's patience longer: as often as OpenAI's and Anthropic's clients come again
-_NAMED = {ServiceClass.RT: "chats", ServiceClass.BE: "best-effort requests"}
-_NONE = Returns()
-# A queue that empties now and then is a burst: its requests are served, if late. A queue that stands is too much load:
-# without refusals every request would be late.
-_CALM = 0.1  # of the wait that a ttft leaves: such a wait is next to none
-_SURE = 0.7  # of that wait: predictions are off by as much
-_OVERLOAD_S = 30.0  # overload ends this long after the last refusal
-_STANDING_S = 2.0  # a queue stands that was not calm for this time ...
-_STANDING_PROMPTS = 5  # ... and for the time of five prompts like the new prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +113,7 @@ class Queues:
         return self.rt if service is ServiceClass.RT else self.be
 
 
-@dataclass(slots=True)  # made for every request, and a frozen one takes three times as long
+@dataclass(slots=True)  # made for every request and worker, and a frozen one takes three times as long
 class WorkAhead:
     """The work before a new request, on the worker that would run it."""
 
@@ -129,6 +125,12 @@ class WorkAhead:
     worker: str | None = None  # that would run the request
     loaded_s: float = 0.0  # time of the request's prompt there, behind and beside what the worker has
     shortage: Shortage = NO_SHORTAGE  # of memory, before all chats' answers have ended
+    held: int = 0  # tokens that requests hold there, those that run before the request
+
+    @property
+    def takes_s(self) -> float:
+        """Return the time of the request's prompt there, at least that which it takes alone."""
+        return max(self.prompt_s, self.loaded_s)
 
 
 NOTHING_AHEAD = WorkAhead()
@@ -146,32 +148,65 @@ class Refusal:
     retry_after_s: float
 
 
-def _infeasible(request: Request, ahead: WorkAhead) -> Refusal:
-    """Return why a request with strict deadlines is refused: to come again later would not help."""
-    why = f"its prompt alone takes {ahead.prompt_s:.2g} s, and its ttft is {request.slo.ttft_s:g} s: ask for a longer"
-    why += " slo.ttft_ms, for service_tier flex, or not for slo.strict"
-    return Refusal(Rejection.INFEASIBLE, why, _SOON_S)
+@dataclass(slots=True)
+class _CallerLoad:
+    """What a caller has of one class, or all callers together."""
+
+    weight: int = 0
+    num_open: int = 0
+    num_queued: int = 0  # of the open ones: those that have not begun
+    tokens_queued: int = 0  # of their prompts
+    tokens_begun: int = 0  # of prompts that were queued and have begun
+
+    def queue(self, tokens: int, number: int = 1) -> None:
+        self.num_queued += number
+        self.tokens_queued += number * tokens
 
 
-class Freed:
-    """The rate at which something came free lately: a moving sum that forgets what is old."""
+class _ClassLoad:
+    """The open requests of one class, by caller."""
 
     def __init__(self) -> None:
-        self._sum, self._since, self._at = 0.0, 0.0, 0.0
+        self.of: dict[str, _CallerLoad] = {}  # caller -> what it has: something is open
+        self.all = _CallerLoad()
+        self._has_begun: dict[str, bool] = {}  # request that was queued -> whether it has begun
 
-    def add(self, amount: int, now: float) -> None:
-        if not self._sum:
-            self._since = self._at = now
-        self._sum = self._left(now) + amount
-        self._at = now
+    @property
+    def weights(self) -> dict[str, int]:
+        return {caller: load.weight for caller, load in self.of.items()}
 
-    def rate(self, now: float) -> float:
-        """Return the amount per second; 0 until some time has been seen."""
-        seen_s = _RECENT_S / log(2) * (1 - 0.5 ** ((now - self._since) / _RECENT_S))
-        return self._left(now) / seen_s if self._sum and seen_s >= _SOON_S else 0.0
+    def own(self, caller: str) -> _CallerLoad:
+        return self.of.get(caller) or _CallerLoad()
 
-    def _left(self, now: float) -> float:
-        return self._sum * float(0.5 ** ((now - self._at) / _RECENT_S))
+    def open(self, request: Request) -> None:
+        self.of.setdefault(request.caller, _CallerLoad()).weight = request.weight
+        for load in self._counted(request):
+            load.num_open += 1
+
+    def queue(self, request: Request) -> None:
+        if request.id not in self._has_begun:
+            self._has_begun[request.id] = False
+            for load in self._counted(request):
+                load.queue(len(request.prompt))
+
+    def begin(self, request: Request) -> None:
+        if self._has_begun.get(request.id) is False:
+            self._has_begun[request.id] = True
+            for load in self._counted(request):
+                load.queue(len(request.prompt), -1)
+                load.tokens_begun += len(request.prompt)
+
+    def close(self, request: Request) -> None:
+        self.begin(request)
+        has_begun = self._has_begun.pop(request.id, False)
+        for load in self._counted(request):
+            load.num_open -= 1
+            load.tokens_begun -= len(request.prompt) * has_begun
+        if not self.of[request.caller].num_open:
+            del self.of[request.caller]
+
+    def _counted(self, request: Request) -> tuple[_CallerLoad, _CallerLoad]:
+        return self.of[request.caller], self.all
 
 
 class Admission:
@@ -188,20 +223,12 @@ class Admission:
         self._policy, self._most_open, self._queues, self._patience_s = policy, most_open, queues, patience_s
         self.lines = Lines()  # of chats that asked for nothing
         self.holdings = Holdings(policy, retention)  # memory that all open requests will need
-        self._queued: dict[str, Request] = {}  # open requests that have not begun
-        self._num_queued: Counter[ServiceClass] = Counter()
-        self._tokens_queued: Counter[ServiceClass] = Counter()
-        self._open_by = {service: Counter[str]() for service in ServiceClass}  # caller -> its open requests,
-        self._queued_by = {service: Counter[str]() for service in ServiceClass}  # ... those that have not begun,
-        self._tokens_by = {service: Counter[str]() for service in ServiceClass}  # ... and the tokens of their prompts
-        self._begun: dict[str, tuple[str, int]] = {}  # open chats that have begun: the caller, tokens of the prompt
-        self._begun_by = Counter[str]()  # caller -> the tokens of these prompts
-        self._weights: dict[str, int] = {}  # of callers that have open requests
+        self.ends = MovingSum(_RECENT_S)  # requests that got the whole output
+        self._loads = {service: _ClassLoad() for service in ServiceClass}
+        self._returning = {service: Returning() for service in ServiceClass}
         self._calm_at = 0.0  # when a real-time request last found next to no work, or nobody came for long
         self._asked_at = -inf  # when the last real-time request came
         self._overloaded_until = 0.0
-        self.ends = Freed()  # requests that got the whole output
-        self._returning = {service: Returning() for service in ServiceClass}
 
     @property
     def num_open(self) -> int:
@@ -209,57 +236,42 @@ class Admission:
 
     def opened(self, request: Request) -> None:
         """Count the request; a later attempt or another estimate takes the place of the earlier one."""
-        self._weights[request.caller] = request.weight
         if self.holdings.held_by(request.id) is None:
-            self._open_by[request.service][request.caller] += 1
+            self._loads[request.service].open(request)
         self.holdings.put(request)
 
     def queued(self, request: Request) -> None:
-        if request.id not in self._queued:
-            self._queued[request.id] = request
-            self._num_queued[request.service] += 1
-            self._tokens_queued[request.service] += len(request.prompt)
-            self._queued_by[request.service][request.caller] += 1
-            self._tokens_by[request.service][request.caller] += len(request.prompt)
+        self._loads[request.service].queue(request)
 
-    def began(self, request: str) -> None:
+    def began(self, request: Request) -> None:
         """Take the request out of the queue: the prompt runs, or has run."""
-        queued = self._queued.pop(request, None)
-        if queued is not None:
-            self._num_queued[queued.service] -= 1
-            self._tokens_queued[queued.service] -= len(queued.prompt)
-            _take(self._queued_by[queued.service], queued.caller, 1)
-            _take(self._tokens_by[queued.service], queued.caller, len(queued.prompt))
-            if queued.service is ServiceClass.RT:
-                self._begun[request] = queued.caller, len(queued.prompt)
-                self._begun_by[queued.caller] += len(queued.prompt)
+        self._loads[request.service].begin(request)
 
     def closed(self, request: Request) -> None:
         """Forget the request after any end."""
-        if not request.slo.is_asked:
-            self.lines.leave(request.id)
-        self.began(request.id)
-        if (begun := self._begun.pop(request.id, None)) is not None:
-            _take(self._begun_by, *begun)
+        self.lines.leave(request.id)
         if self.holdings.remove(request.id) is not None:
-            _take(self._open_by[request.service], request.caller, 1)
-            if not any(request.caller in open_by for open_by in self._open_by.values()):
-                del self._weights[request.caller]
+            self._loads[request.service].close(request)
 
     def refusal(self, request: Request, ahead: WorkAhead, now: float, is_line: bool = False) -> Refusal | None:
         """Return why the router cannot admit a new request, or None."""
-        if request.slo.strict and is_infeasible(request, ahead):
-            return _infeasible(request, ahead)
+        if request.slo.strict and is_infeasible(request, ahead):  # to come again later would not help
+            why = f"its prompt alone takes {ahead.prompt_s:.2g} s, and its ttft is {request.slo.ttft_s:g} s: ask for a"
+            why += " longer slo.ttft_ms, for service_tier flex, or not for slo.strict"
+            return Refusal(Rejection.INFEASIBLE, why, _SOON_S)
         before = self._returning[request.service].before(now)
         refusal = self._too_many(request, before, now)
         refusal = refusal or (None if is_line else self._queue_full(request, ahead, before))
-        refusal = refusal or self._overload(request, ahead, before, now)
+        if request.service is ServiceClass.RT and self._policy.refuse_ttfts:
+            refusal = refusal or self._overload(request, ahead, before, now)
         if refusal is None:
             return None
         retry_after_s = min(_LATEST_S, max(_SOON_S, refusal.retry_after_s))
         if not is_line:  # the job runner sends fewer lines then
             self._returning[request.service].add(now + retry_after_s, len(request.prompt))
         return replace(refusal, retry_after_s=retry_after_s)
+
+    # --- When a first token comes
 
     def first_token_s(self, request: Request, ahead: WorkAhead, before: Returns = _NONE) -> float:
         """Predict the seconds until the request's first token, after the requests of `before`, which come again
@@ -272,7 +284,7 @@ class Admission:
     def turn(self, request: Request, ahead: WorkAhead, now: float, before: Returns = _NONE) -> Turn:
         """Predict when the turn of a chat in line comes, after the chats of `before`, which come again earlier."""
         line = self.lines.of(ahead.worker)
-        turn = line.turn(request, max(ahead.prompt_s, ahead.loaded_s), now)
+        turn = line.turn(request, ahead.takes_s, now)
         returning_s = before.tokens * ahead.token_s / ahead.num_workers
         wait_s, first_s = turn.wait_s + returning_s, turn.first_s + returning_s
         if not line.is_known:
@@ -289,29 +301,34 @@ class Admission:
         take beyond those that wait, divided as the prompts that have begun were long: for example, of 2,000 tokens a
         caller with 6,000 tokens of prompts that have begun has 1,500, and a caller with 2,000 has 500. The router does
         not know which of them are through: a caller whose chats only decode counts with their prompts."""
-        caller, weights, waiting = request.caller, self._weights, self._tokens_by[ServiceClass.RT]
-        if request.service is not ServiceClass.RT or self._open_by[ServiceClass.RT].keys() <= {caller}:
+        load = self._loads[ServiceClass.RT]
+        if request.service is not ServiceClass.RT or load.of.keys() <= {request.caller}:
             return 1.0
-        tokens, begun = dict[str, float](waiting), self._begun_by.total()
+        begun, share = load.all.tokens_begun, 0.0
         if begun and ahead.token_s:
             token_s = ahead.token_s * max(1.0, ahead.loaded_s / ahead.prompt_s if ahead.prompt_s else 1.0)
-            left = queue_s * ahead.num_workers / token_s - waiting.total()
-            for name, size in self._begun_by.items():
-                tokens[name] = tokens.get(name, 0.0) + size * min(1.0, max(0.0, left / begun))
-        each = (tokens.get(caller, 0.0) + len(request.prompt)) / request.weight
-        before = sum(size if of == caller else min(size, each * weights[of]) for of, size in tokens.items())
-        return before / all_tokens if (all_tokens := sum(tokens.values())) else 1.0
+            left = queue_s * ahead.num_workers / token_s - load.all.tokens_queued
+            share = min(1.0, max(0.0, left / begun))
+        sizes = [(caller, of.tokens_queued + of.tokens_begun * share, of.weight) for caller, of in load.of.items()]
+        own = sum(size for caller, size, _ in sizes if caller == request.caller)
+        before = own + before_in_turns(sizes, request, own + len(request.prompt))
+        return before / all_tokens if (all_tokens := sum(size for _, size, _ in sizes)) else 1.0
 
-    def _is_within(self, wanted: float, capacity: float, request: Request, others: Iterable[str]) -> bool:
-        """Return whether the request's caller stays within its part: what others have beyond theirs gives way then."""
-        weights = sum(self._weights[caller] for caller in others if caller != request.caller)
-        return weights > 0 and wanted <= capacity * request.weight / (weights + request.weight)
+    # --- Bounds
+
+    def _is_within(self, wanted: float, capacity: float, request: Request, weights: Mapping[str, int]) -> bool:
+        """Return whether the request's caller stays within its part: what others have beyond theirs gives way then.
+        `weights` are those of callers that have something of it."""
+        others = sum(weight for caller, weight in weights.items() if caller != request.caller)
+        return others > 0 and wanted <= capacity * request.weight / (others + request.weight)
 
     def _too_many(self, request: Request, before: Returns, now: float) -> Refusal | None:
-        own = sum(open_by[request.caller] for open_by in self._open_by.values())
         if self.num_open < self._most_open:
             return None
-        is_within = self._is_within(own + 1, self._most_open, request, self._weights)
+        loads = self._loads.values()
+        weights = {caller: weight for load in loads for caller, weight in load.weights.items()}
+        own = sum(load.own(request.caller).num_open for load in loads)
+        is_within = self._is_within(own + 1, self._most_open, request, weights)
         if is_within and self.num_open < MAX_OVERCOMMIT * self._most_open:
             return None
         rate = self.ends.rate(now)
@@ -323,32 +340,31 @@ class Admission:
 
         The queue takes `prompts_s`, and has room again when the excess has begun.
         """
-        service = request.service
-        bound, num, tokens = self._queues.bound(service), self._num_queued[service], self._tokens_queued[service]
+        service, size = request.service, len(request.prompt)
+        bound, load = self._queues.bound(service), self._loads[service]
+        num, tokens = load.all.num_queued, load.all.tokens_queued
         is_bounded = num < MAX_OVERCOMMIT * bound.requests and tokens < MAX_OVERCOMMIT * bound.tokens
-        if is_bounded and self._is_within_queue(request, bound):
+        own, weights = load.own(request.caller), {of: each.weight for of, each in load.of.items() if each.num_queued}
+        is_within = self._is_within(own.num_queued + 1, bound.requests, request, weights) and (
+            not own.tokens_queued or self._is_within(own.tokens_queued + size, bound.tokens, request, weights)
+        )
+        if is_bounded and is_within:  # a first prompt may be of any length
             return None
         if num >= bound.requests:
             why = f"the server is full: {num} {_NAMED[service]} wait, and at most {bound.requests} may"
-            over = num + 1 - bound.requests + before.requests
-            return Refusal(Rejection.QUEUED, why, ahead.prompts_s * over / num)
-        if num and tokens + len(request.prompt) > bound.tokens:  # a single prompt waits for no other
-            why = f"the server is full: {_NAMED[service]} with {tokens} tokens of prompts wait, and"
-            why += f" {len(request.prompt)} more would pass {bound.tokens}"
-            over = tokens + len(request.prompt) - bound.tokens + before.tokens
-            return Refusal(Rejection.QUEUED, why, ahead.prompts_s * over / tokens)
+            return Refusal(Rejection.QUEUED, why, ahead.prompts_s * (num + 1 - bound.requests + before.requests) / num)
+        if num and tokens + size > bound.tokens:  # a single prompt waits for no other
+            why = f"the server is full: {_NAMED[service]} with {tokens} tokens of prompts wait, and {size} more would"
+            why += f" pass {bound.tokens}"
+            return Refusal(
+                Rejection.QUEUED, why, ahead.prompts_s * (tokens + size - bound.tokens + before.tokens) / tokens
+            )
         return None
 
-    def _is_within_queue(self, request: Request, bound: Bound) -> bool:
-        """Return whether the request's caller has its part of the queue left. A first prompt may be of any length."""
-        queued, tokens = self._queued_by[request.service], self._tokens_by[request.service]
-        if not self._is_within(queued[request.caller] + 1, bound.requests, request, queued):
-            return False
-        own = tokens[request.caller]
-        return not own or self._is_within(own + len(request.prompt), bound.tokens, request, tokens)
+    # --- Overload
 
     def _overload(self, request: Request, ahead: WorkAhead, before: Returns, now: float) -> Refusal | None:
-        """Refuse a request because of the load: it would be late."""
+        """Refuse a chat because of the load."""
         if request.slo.is_asked:
             return self._too_late(request, ahead, before, now) or self._too_long(request, ahead)
         return self._beyond_patience(request, ahead, before, now)
@@ -358,8 +374,6 @@ class Admission:
 
         Clients that were told to come again go before newcomers, in what half of the patience leaves: some never come,
         and the line must not empty while newcomers are refused for them."""
-        if request.service is not ServiceClass.RT or not self._policy.refuse_ttfts:
-            return None
         tries = min(request.tries, _MOST_TRIES)
         most_s = (1 + tries) * max(self._patience_s, _PATIENT_PROMPTS * ahead.prompt_s)
         turn = self.turn(request, ahead, now)
@@ -377,11 +391,7 @@ class Admission:
         The request's own time never counts: a prompt that alone takes longer than the ttft is late on an idle server
         too.
         """
-        if request.service is not ServiceClass.RT:
-            return None
         ttft_s, alone_s = request.slo.ttft_s, ahead.prompt_s
-        if not self._policy.refuse_ttfts:
-            return None
         # Chats in line have later dues, and let one pass that asked for less time.
         in_line_s = self.lines.of(ahead.worker).takes_s
         wait_s = max(0.0, self.first_token_s(request, ahead) - alone_s - in_line_s)
@@ -394,7 +404,8 @@ class Admission:
         is_standing = now - self._calm_at > max(_STANDING_S, _STANDING_PROMPTS * alone_s)
         is_overloaded = is_standing or now < self._overloaded_until
         most_s = _SURE * left_s if is_overloaded else self._policy.refuse_ttfts * usual_s
-        if wait_s <= most_s or self._has_only_others(request):
+        callers = self._loads[ServiceClass.RT].of
+        if wait_s <= most_s or (callers and request.caller not in callers):  # what makes it late is all of others
             return None
         self._overloaded_until = now + _OVERLOAD_S
         why = f"the server is full for this promise: it would wait {wait_s:.2f} s for others, and may wait"
@@ -403,32 +414,16 @@ class Admission:
         again_s = self.first_token_s(request, ahead, before) - alone_s - in_line_s - most_s
         return Refusal(Rejection.LATE, why, again_s)
 
-    def _has_only_others(self, request: Request) -> bool:
-        """Return whether others have open chats and the chat's caller has none: what would make it late is theirs."""
-        open_by = self._open_by[ServiceClass.RT]
-        return bool(open_by) and request.caller not in open_by
-
     def _too_long(self, request: Request, ahead: WorkAhead) -> Refusal | None:
-        """Refuse a chat if answers, of this chat or others, would stand still for lack of memory."""
-        is_asked = request.service is ServiceClass.RT and self._policy.refuse_ttfts
-        if not is_asked or ahead.shortage.tokens <= 0 or self._is_within_memory(request, ahead):
+        """Refuse a chat if answers, of this chat or others, would stand still for lack of memory. A caller may have its
+        part of the decode workers' memory, as its chats need on average what all do."""
+        if ahead.shortage.tokens <= 0:
+            return None
+        load = self._loads[ServiceClass.RT]
+        own = self.holdings.rt_tokens * load.own(request.caller).num_open / max(1, load.all.num_open)
+        if self._is_within(own + self.holdings.marginal_tokens(request), ahead.memory, request, load.weights):
             return None
         why = "the server is full: its answer and those of other chats would want"
         why += f" {ahead.shortage.tokens:.0f} tokens of memory more than there are; come again later, or ask for fewer"
         why += " max_tokens or service_tier flex"
         return Refusal(Rejection.LATE, why, ahead.shortage.after_s)
-
-    def _is_within_memory(self, request: Request, ahead: WorkAhead) -> bool:
-        """Return whether the chat's caller stays within its part of the decode workers' memory, as its chats need on
-        average what all do."""
-        open_by = self._open_by[ServiceClass.RT]
-        if not open_by.keys() - {request.caller}:
-            return False
-        own = self.holdings.rt_tokens * open_by[request.caller] / open_by.total()
-        return self._is_within(own + self.holdings.marginal_tokens(request), ahead.memory, request, open_by)
-
-
-def _take(counted: Counter[str], caller: str, number: int) -> None:
-    counted[caller] -= number
-    if counted[caller] <= 0:
-        del counted[caller]

@@ -90,30 +90,12 @@ class HeldMemory(NamedTuple):
     is_rt: bool
 
 
-class _Sum:
-    """The sum over several requests."""
-
-    def __init__(self) -> None:
-        self._usual, self._squares = 0, 0  # sum of `usual`, and of `beyond` squared
-
-    def add(self, held: HeldMemory) -> None:
-        self._usual += held.usual
-        self._squares += held.beyond * held.beyond
-
-    def take(self, held: HeldMemory) -> None:
-        self._usual -= held.usual
-        self._squares -= held.beyond * held.beyond
-
-    @property
-    def tokens(self) -> int:
-        return (self._usual + isqrt(self._squares) + 1) // 2
-
-
 class Holdings:
     def __init__(self, policy: Policy, retention: Retention = KEEPS_ALL) -> None:
         self._policy, self._retention = policy, retention
         self._held_by: dict[str, HeldMemory] = {}  # open request -> the memory it will hold
-        self._all, self._rt = _Sum(), _Sum()
+        # The sums of `usual`, and of `beyond` squared: of documents, and of chats.
+        self._usual, self._squares = [0, 0], [0, 0]
 
     def __len__(self) -> int:
         return len(self._held_by)
@@ -123,28 +105,28 @@ class Holdings:
         replaces the earlier."""
         self.remove(request.id)
         self._held_by[request.id] = held = held or self._held(request)
-        self._all.add(held)
-        if held.is_rt:
-            self._rt.add(held)
+        self._count(held, 1)
 
     def held_by(self, request: str) -> HeldMemory | None:
         return self._held_by.get(request)
 
     def remove(self, request: str) -> HeldMemory | None:
         if (held := self._held_by.pop(request, None)) is not None:
-            self._all.take(held)
-            if held.is_rt:
-                self._rt.take(held)
+            self._count(held, -1)
         return held
+
+    def _count(self, held: HeldMemory, number: int) -> None:
+        self._usual[held.is_rt] += number * held.usual
+        self._squares[held.is_rt] += number * held.beyond * held.beyond
 
     @property
     def tokens(self) -> int:
-        return self._all.tokens
+        return (sum(self._usual) + isqrt(sum(self._squares)) + 1) // 2
 
     @property
     def rt_tokens(self) -> int:
         """Return the tokens that real-time requests alone will hold."""
-        return self._rt.tokens
+        return (self._usual[True] + isqrt(self._squares[True]) + 1) // 2
 
     def marginal_tokens(self, request: Request) -> int:
         """Return by how many tokens many such requests would each raise the sum."""

@@ -12,8 +12,8 @@ this is counted for each prompt before a chat: with 12 prompts of 3 s, and 1.2 s
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,6 +36,23 @@ class Turn(NamedTuple):
 NO_TURN = Turn(0, 0.0, 0.0)
 
 
+def before_in_turns(sizes: Iterable[tuple[str, float, int]], request: Request, own: float) -> float:
+    """Return what other callers get before the request's caller has got `own`: each as much in turn, by its weight.
+    `sizes` has callers, each with what it has to get and its weight."""
+    each = own / request.weight
+    return sum(min(size, each * weight) for caller, size, weight in sizes if caller != request.caller)
+
+
+@dataclass(slots=True)
+class _CallerLine:
+    """What a caller has in line."""
+
+    weight: int = 1
+    num: int = 0
+    takes_s: float = 0.0
+    last_first_at: float = 0.0  # the latest first token that was planned for its chats
+
+
 @dataclass(slots=True)
 class _Waiting:
     request: Request
@@ -48,9 +65,7 @@ class Line:
 
     def __init__(self) -> None:
         self._waiting: dict[str, _Waiting] = {}
-        self._num, self._takes_s = Counter[str](), dict[str, float]()  # by caller
-        self._weights: dict[str, int] = {}
-        self._last_first_at: dict[str, float] = {}  # caller -> the latest first token that was planned for its chats
+        self._of: dict[str, _CallerLine] = {}  # caller -> its chats
         self._last_at = 0.0  # when the newest prompt began ...
         self._ran_s = 0.0  # ... what that prompt takes ...
         self._begun_at: float | None = None  # ... and again when it began, if others were in line then
@@ -62,7 +77,7 @@ class Line:
     @property
     def takes_s(self) -> float:
         """Return what all prompts in line take together."""
-        return sum(self._takes_s.values())
+        return sum(own.takes_s for own in self._of.values())
 
     @property
     def is_known(self) -> bool:
@@ -71,34 +86,31 @@ class Line:
 
     def turn(self, request: Request, takes_s: float, now: float) -> Turn:
         """Return the turn of a chat that comes now; its prompt takes `takes_s`."""
-        caller = request.caller
-        return self._turn(request, self._num[caller] + 1, self._takes_s.get(caller, 0.0) + takes_s, takes_s, now)
+        own = self._of.get(request.caller) or _CallerLine()
+        return self._turn(request, own.num + 1, own.takes_s + takes_s, takes_s, now)
 
     def turns(self, now: float) -> Iterator[tuple[Request, Turn]]:
         """Yield the chats with their turns."""
-        num, all_s = Counter[str](), defaultdict[str, float](float)
+        upto = defaultdict[str, _CallerLine](_CallerLine)
         for waiting in self._waiting.values():
-            caller = waiting.request.caller
-            num[caller] += 1
-            all_s[caller] += waiting.takes_s
-            turn = self._turn(waiting.request, num[caller], all_s[caller], waiting.takes_s, now)
+            own = upto[waiting.request.caller]
+            own.num, own.takes_s = own.num + 1, own.takes_s + waiting.takes_s
+            turn = self._turn(waiting.request, own.num, own.takes_s, waiting.takes_s, now)
             if not self.is_known and (left_s := waiting.first_at - now) > turn.first_s:
                 turn = Turn(turn.num_before, left_s - waiting.takes_s, left_s)
             yield waiting.request, turn
 
     def _turn(self, request: Request, num: int, all_s: float, takes_s: float, now: float) -> Turn:
         """Return the turn of a chat whose caller has `num` chats up to it, which take `all_s` together."""
-        before = num - 1 + self._of_others(self._num, request, num)
-        before_s = all_s - takes_s + self._of_others(self._takes_s, request, all_s)
-        more_s = self._more_s / self._num_seen if self.is_known else 0.0
-        runs_s = max(0.0, self._ran_s + more_s - (now - self._last_at)) if self.is_known else 0.0
-        wait_s = runs_s + max(0.0, before_s + before * more_s)
+        callers = self._of.items()
+        before = num - 1 + before_in_turns(((name, of.num, of.weight) for name, of in callers), request, num)
+        before_s = before_in_turns(((name, of.takes_s, of.weight) for name, of in callers), request, all_s)
+        before_s += all_s - takes_s
+        wait_s = max(0.0, before_s)
+        if self.is_known:
+            more_s = self._more_s / self._num_seen
+            wait_s = max(0.0, self._ran_s + more_s - (now - self._last_at)) + max(0.0, before_s + before * more_s)
         return Turn(round(before), wait_s, wait_s + takes_s)
-
-    def _of_others(self, counted: Mapping[str, float], request: Request, own: float) -> float:
-        """Return what other callers get before a caller has got `own`: each as much in turn, by its weight."""
-        each, caller = own / request.weight, request.caller
-        return sum(min(size, each * self._weights[other]) for other, size in counted.items() if other != caller)
 
     def join(self, request: Request, takes_s: float, first_s: float, now: float) -> float:
         """Add a chat; its prompt takes `takes_s`, and its first token is expected after `first_s`. Return the time that
@@ -106,13 +118,10 @@ class Line:
         if not self._waiting and now - self._last_at > _KNOWN_S:
             self._more_s, self._num_seen, self._num_learnt = 0.0, 0.0, 0
         self._waiting[request.id] = _Waiting(request, takes_s, now + first_s)
-        self._num[request.caller] += 1
-        self._takes_s[request.caller] = self._takes_s.get(request.caller, 0.0) + takes_s
-        self._weights[request.caller] = request.weight
-        self._last_first_at[request.caller] = planned_at = max(
-            now + first_s, self._last_first_at.get(request.caller, 0.0)
-        )
-        return planned_at - now
+        own = self._of.setdefault(request.caller, _CallerLine())
+        own.weight, own.num, own.takes_s = request.weight, own.num + 1, own.takes_s + takes_s
+        own.last_first_at = max(now + first_s, own.last_first_at)
+        return own.last_first_at - now
 
     def begin(self, request: str, now: float) -> None:
         """Note that the prompt of a chat begins, and learn from the time since the one before."""
@@ -129,11 +138,10 @@ class Line:
     def leave(self, request: str) -> None:
         if (waiting := self._waiting.pop(request, None)) is None:
             return
-        caller = waiting.request.caller
-        self._num[caller] -= 1
-        self._takes_s[caller] -= waiting.takes_s
-        if not self._num[caller]:
-            del self._num[caller], self._takes_s[caller], self._weights[caller], self._last_first_at[caller]
+        own = self._of[waiting.request.caller]
+        own.num, own.takes_s = own.num - 1, own.takes_s - waiting.takes_s
+        if not own.num:
+            del self._of[waiting.request.caller]
         if not self._waiting:
             self._begun_at = None
 

@@ -37,9 +37,6 @@ EQUIVALENT: dict[str, str] = {
     ),
     "alignedserve/forms/prefetching.py | Prefetching._expected_waits | argument strict left out | "
     "zip(waiting, waits, strict=True)": ("an assertion: a wait is computed for each that waits"),
-    "router/placing/placement.py | Placement.withdraw | statement left out | del self._node[worker]": (
-        "nothing asks for the node of a worker without a role, and it is set again when the worker is met"
-    ),
     "alignedserve/shell/control.py | Door._serve | GtE to Gt | self._listener.fileno() >= 0": (
         "descriptor 0 is a part's standard input"
     ),

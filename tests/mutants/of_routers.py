@@ -115,7 +115,7 @@ ROUTER = (
     Mutant(
         "nowhere held, nowhere lost",
         _STATE,
-        "[command for opened in self._nowhere for command in self._give_up(opened)]",
+        "self._give_up_all(self._nowhere)",
         "list[Command]()",
         "A declared request that no member holds is placed as the same attempt.",
     ),
@@ -129,7 +129,7 @@ ROUTER = (
     Mutant(
         "queue never shrinks",
         "router/placing/admission.py",
-        "self._tokens_queued[queued.service] -= len(queued.prompt)",
+        "load.queue(len(request.prompt), -1)",
         "",
         "The tokens of prompts that have begun count as queued for ever, and requests are refused.",
     ),

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from alignedserve.core import Role
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import AtWork, TimerFired
-from alignedserve.protocol.messages import AttemptLost, Cancel, Figures, Heartbeat, Inquire, Members, Message, Submit
+from alignedserve.protocol.messages import (
+    AttemptLost,
+    Cancel,
+    Figures,
+    Heartbeat,
+    Inquire,
+    Members,
+    Message,
+    Prefill,
+    Submit,
+)
 from alignedserve.router.members import RECOVERY_S
 from alignedserve.router.state import RouterCore, RouterLimits
 from tests.samples import ROUTER_MEMBER, member, request, said
 
+M = TypeVar("M")
 LIMITS = RouterLimits(most_open=3, heartbeat_s=0.5, death_s=3.0)
 GATHERED_AT = 1.0
 RECOVERED_AT = GATHERED_AT + RECOVERY_S
@@ -84,6 +96,17 @@ def lost_to_owner(
     name: str, attempt: int = 0, *, died: bool = False, alone: bool = False, silent: bool = False
 ) -> Command:
     return Send("gateway-0", AttemptLost(name, attempt, died, alone, silent))
+
+
+def sent(commands: Sequence[Command], kind: type[M]) -> list[tuple[str, M]]:
+    """Return the messages of this kind, each with who gets it."""
+    sends = [command for command in commands if isinstance(command, Send)]
+    return [(send.to, send.message) for send in sends if isinstance(send.message, kind)]
+
+
+def placed(commands: Sequence[Command]) -> list[tuple[str, str]]:
+    """Return which workers got which requests."""
+    return [(worker, prompt.request.id) for worker, prompt in sent(commands, Prefill)]
 
 
 def submit(router: RouterCore, *names: str, now: float = 3.0) -> None:

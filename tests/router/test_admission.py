@@ -14,13 +14,13 @@ from alignedserve.core import Estimate, Rejection, Request, ServiceClass, Slo
 from alignedserve.router.placing.admission import (
     Admission,
     Bound,
-    Freed,
     Queues,
     Refusal,
     WorkAhead,
     is_infeasible,
 )
 from alignedserve.router.placing.answers import Shortage
+from alignedserve.router.placing.recent import MovingSum
 from alignedserve.scheduling.policy import Policy, Room
 from tests.samples import request
 
@@ -217,7 +217,7 @@ class TestQueues:
     def test_a_request_that_has_begun_leaves_the_queue_and_stays_open(self) -> None:
         found = admission(most_open=2, queues=Queues(rt=Bound(requests=1)))
         take_in(found, rt("a"))
-        found.began("a")
+        found.began(rt("a"))
         assert found.refusal(rt("b"), WorkAhead(), NOW) is None
         take_in(found, rt("b"))
         assert refused(found, be("c")).why == "the server is full: 2 requests are open, and at most 2 may be"
@@ -288,7 +288,7 @@ class TestComingAgain:
         while arrivals:
             now, name = heappop(arrivals)
             while queue and free_at <= now:
-                found.began(queue.pop(0))
+                found.began(rt(queue.pop(0)))
                 free_at += 0.5
             free_at = free_at if queue else max(free_at, now)
             tries[name] += 1
@@ -303,7 +303,7 @@ class TestComingAgain:
 
 
 def test_what_came_free_long_ago_says_little() -> None:
-    freed = Freed()
+    freed = MovingSum(30.0)
     for second in range(30):
         freed.add(100, float(second))
     assert freed.rate(30.0) == pytest.approx(100, rel=0.1)
@@ -336,7 +336,7 @@ def test_what_is_counted_is_what_is_there(steps: list[tuple[str, int, int, bool]
             take_in(found, there[name])
         elif name in there:
             waits.pop(name, None)
-            found.began(name)
+            found.began(there[name])
             if step == "end":
                 found.ends.add(1, NOW)
             if step != "begin":
@@ -376,13 +376,13 @@ class TestCallers:
         """All of ann's flood has begun, so nothing waits: 4 s of its prompts are left on the worker."""
         found, ahead = self.flooded(), WorkAhead(prompts_s=4.0, prompt_s=0.1, token_s=1e-3, loaded_s=0.1)
         for at in range(40):
-            found.began(f"ann-{at}")
+            found.began(self.of("ann", rt(f"ann-{at}")))
         assert refused(found, self.of("ann", rt("more")), ahead).reason is Rejection.LATE
         assert found.refusal(self.of("bob", rt("chat")), ahead, NOW) is None
         assert found.first_token_s(self.of("bob", rt("chat")), ahead) == pytest.approx(0.2)
         take_in(found, *(self.of("bob", rt(f"bob-{at}")) for at in range(40)))
         for at in range(40):
-            found.began(f"bob-{at}")
+            found.began(self.of("bob", rt(f"bob-{at}")))
         assert found.first_token_s(self.of("bob", rt("chat")), ahead) == pytest.approx(4.1), "as much as ann has"
         for at in range(40):
             found.closed(self.of("ann", rt(f"ann-{at}")))
@@ -392,7 +392,7 @@ class TestCallers:
         """All of ann's prompts are through, and her decodes make bob's prompt take 0.6 s in place of 0.2."""
         found = self.flooded()
         for at in range(40):
-            found.began(f"ann-{at}")
+            found.began(self.of("ann", rt(f"ann-{at}")))
         beside = WorkAhead(prompts_s=0.4, prompt_s=0.2, token_s=2e-3, num_workers=4, loaded_s=0.6)
         assert found.first_token_s(self.of("bob", rt("chat")), beside) == pytest.approx(0.6)
 
@@ -401,7 +401,7 @@ class TestCallers:
         found, falters = self.flooded(), WorkAhead(prompts_s=4.0, prompt_s=0.1, loaded_s=4.0)
         bob, ann = self.of("bob", rt("chat")), self.of("ann", rt("more"))
         for at in range(40):
-            found.began(f"ann-{at}")
+            found.began(self.of("ann", rt(f"ann-{at}")))
         assert found.first_token_s(bob, falters) > 3.0
         assert found.refusal(bob, falters, NOW) is None
         assert refused(found, ann, falters).reason is Rejection.LATE
@@ -459,7 +459,7 @@ class TestCallers:
     def test_who_has_gone_has_no_part(self) -> None:
         found, ahead = self.flooded(), WorkAhead(prompts_s=4.0, prompt_s=0.1)
         take_in(found, self.of("bob", rt("bob")))
-        found.began("bob")
+        found.began(self.of("bob", rt("bob")))
         found.closed(self.of("bob", rt("bob")))
         for at in range(40):
             found.closed(self.of("ann", rt(f"ann-{at}")))

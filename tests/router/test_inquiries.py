@@ -8,7 +8,7 @@ from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import LinkGap, TimerFired
 from alignedserve.protocol.messages import Died, Inquire, Missed, Progress, Submit
 from alignedserve.router.state import RouterCore
-from tests.router.routers import NAMES, A, cancels, inquiry, lost_to_owner, recovering, roll, serving, submit
+from tests.router.routers import NAMES, A, cancels, inquiry, lost_to_owner, recovering, roll, sent, serving, submit
 from tests.samples import next_attempt, said
 
 
@@ -93,5 +93,4 @@ class TestInquiries:
 
     def refresh(self, router: RouterCore, now: float) -> list[Command]:
         """Fire the refresh timer, and return the inquiries that follow."""
-        commands = router.handle(TimerFired("refresh"), now)
-        return [command for command in commands if isinstance(command, Send) and isinstance(command.message, Inquire)]
+        return [Send(*asked) for asked in sent(router.handle(TimerFired("refresh"), now), Inquire)]

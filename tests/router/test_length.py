@@ -8,14 +8,15 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Choice, Estimate, Request, Sampling, Sketch
-from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import TimerFired
 from alignedserve.protocol.messages import Cancel, Declare, Heartbeat, Holding, Prefill, Progress, Refused, Submit
-from alignedserve.router.lengths import LEAST_ENDED
-from alignedserve.router.state import RouterCore, RouterLimits
-from alignedserve.scheduling.lengths import SPREAD
+from alignedserve.router.state import RouterCore
+from alignedserve.scheduling.lengths import LEAST_ENDED, SPREAD
 from alignedserve.scheduling.sketch import sketch_of
-from tests.samples import ROUTER_MEMBER, member, next_attempt, request, said
+from tests.router import routers
+from tests.router.routers import LIMITS, sent
+from tests.samples import member, next_attempt, request, said
 
 NAMES = ("gateway-0", "pool-0", "prefill-0", "decode-0")
 A = request("a", max_tokens=50)
@@ -23,14 +24,8 @@ SKETCH = sketch_of((1, 2, 3))
 ESTIMATE = Estimate(20, SPREAD * 20)
 
 
-def serving(names: Sequence[str] = NAMES, recovered: bool = True, most_open: int = 100) -> RouterCore:
-    router = RouterCore(ROUTER_MEMBER, RouterLimits(most_open, heartbeat_s=0.5, death_s=3.0), 0.0)
-    for name in names:
-        router.handle(said(name, Heartbeat(member(name))), 0.1)
-    router.handle(TimerFired("gathered"), 1.0)
-    if recovered:
-        router.handle(TimerFired("recovered"), 2.0)
-    return router
+def serving(most_open: int = 100) -> RouterCore:
+    return routers.serving(NAMES, replace(LIMITS, most_open=most_open))
 
 
 def submit(router: RouterCore, request: Request = A, sketch: Sketch | None = SKETCH) -> list[Command]:
@@ -42,12 +37,8 @@ def ended(router: RouterCore, num_output: int, name: str = "a", by: str = "decod
 
 
 def placed(commands: Sequence[Command]) -> Request:
-    (found,) = [
-        command.message.request
-        for command in commands
-        if isinstance(command, Send) and isinstance(command.message, Prefill)
-    ]
-    return found
+    ((_, found),) = sent(commands, Prefill)
+    return found.request
 
 
 @pytest.fixture
@@ -93,7 +84,7 @@ class TestPrediction:
 
     def test_what_an_earlier_router_placed_goes_on_without(self) -> None:
         """The prediction is with the request at its worker; the router's sketch of it is lost."""
-        router = serving(recovered=False)
+        router = routers.recovering(NAMES)
         router.handle(said("decode-0", Holding((("a", 0),))), 1.1)
         assert router.handle(said("gateway-0", Declare((A,))), 1.2) == []
         router.handle(TimerFired("recovered"), 2.0)
@@ -121,8 +112,6 @@ class TestLearning:
     def test_a_request_that_was_cancelled_or_refused_is_forgotten(self) -> None:
         router = serving(most_open=1)
         submit(router)
-        (refused,) = submit(router, replace(A, id="b"))
-        assert isinstance(refused, Send)
-        assert isinstance(refused.message, Refused)
+        assert sent(submit(router, replace(A, id="b")), Refused)
         router.handle(said("gateway-0", Cancel("a", 0)), 4.0)
         assert not any(router.held.values())

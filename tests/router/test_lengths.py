@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import Estimate, Request
-from alignedserve.router.lengths import LEAST_ENDED, MOST_KEPT, OutputLengths
-from alignedserve.scheduling.lengths import SPREAD
+from alignedserve.router.lengths import MOST_KEPT, OutputLengths
+from alignedserve.scheduling.lengths import LEAST_ENDED, SPREAD
 from alignedserve.scheduling.sketch import sketch_of
 from tests.samples import request
 

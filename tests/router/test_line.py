@@ -29,7 +29,7 @@ from alignedserve.router.placing.admission import Admission, Queues, WorkAhead
 from alignedserve.router.placing.line import Line, Lines, Turn
 from alignedserve.router.state import RouterCore
 from alignedserve.scheduling.policy import Policy
-from tests.router.routers import LIMITS, RECOVERED_AT, recovering, serving
+from tests.router.routers import LIMITS, RECOVERED_AT, recovering, sent, serving
 from tests.samples import request, said
 
 NOTHING_ASKED = Slo(is_asked=False)
@@ -227,7 +227,7 @@ class TestPatience:
             while line and line[0][0] <= now:
                 began_at, _, name = line.pop(0)
                 found.lines.begin(name, began_at)
-                found.began(name)
+                found.began(chat(name, prompts[int(name[1:])]))
             size = prompts[number]
             new = chat(f"c{number}", size, tries=tries)
             work = ahead(max(0.0, free_at - now) / slower, size)
@@ -257,20 +257,15 @@ class TestRouter:
         router.handle(said("decode-0", self.BUSY), 3.0)
         return router
 
-    @staticmethod
-    def sent(commands: Sequence[Command], kind: type) -> list[object]:
-        return [told.message for told in commands if isinstance(told, Send) and isinstance(told.message, kind)]
-
     def submit(self, router: RouterCore, of: Request, now: float = 3.0) -> list[Command]:
         return router.handle(said("gateway-0", Submit(replace(of, arrival_at=now))), now)
 
     def test_a_chat_that_waits_is_told_its_place_at_once(self, busy: RouterCore) -> None:
-        told = [self.sent(self.submit(busy, chat(name)), InLine) for name in "ab"]
-        assert told == [[InLine((Place("a", 0, 0, 21.0),))], [InLine((Place("b", 0, 1, 22.0),))]]
+        told = [sent(self.submit(busy, chat(name)), InLine) for name in "ab"]
+        assert told == [[("gateway-0", InLine((place,)))] for place in (Place("a", 0, 0, 21.0), Place("b", 0, 1, 22.0))]
 
     def test_a_chat_that_asked_is_told_nothing(self, busy: RouterCore) -> None:
-        [refused] = self.sent(self.submit(busy, asked("a")), Refused)
-        assert isinstance(refused, Refused)
+        [(_, refused)] = sent(self.submit(busy, asked("a")), Refused)
         assert refused.reason is Rejection.LATE
 
     def test_an_idle_server_tells_nothing(self) -> None:
@@ -278,27 +273,26 @@ class TestRouter:
         assert self.submit(router, chat("a")) == [Send("decode-0", Prefill(replace(chat("a"), arrival_at=3.0)))]
 
     def test_nobody_is_told_that_a_promise_is_infeasible_that_nobody_asked_for(self, busy: RouterCore) -> None:
-        assert not self.sent(self.submit(busy, chat("a", prompt=500)), Infeasible)
+        assert not sent(self.submit(busy, chat("a", prompt=500)), Infeasible)
 
     def test_its_worker_plans_for_its_turn(self, busy: RouterCore) -> None:
         """Dues are in the order of arrival, and late enough that the line is not late."""
         dues = list[float]()
         for at, name in enumerate("abc"):
-            (placed,) = self.sent(self.submit(busy, chat(name), 3.0 + at), Prefill)
-            dues.append(self.due(placed))
+            ((_, prompt),) = sent(self.submit(busy, chat(name), 3.0 + at), Prefill)
+            dues.append(self.due(prompt))
         assert dues == pytest.approx([25.0, 26.0, 27.0])
 
     @staticmethod
-    def due(placed: object) -> float:
-        assert isinstance(placed, Prefill)
-        return placed.request.arrival_at + placed.request.slo.ttft_s
+    def due(prompt: Prefill) -> float:
+        return prompt.request.arrival_at + prompt.request.slo.ttft_s
 
     def test_a_later_chat_is_not_due_before_an_earlier_one(self, busy: RouterCore) -> None:
         """The earlier one's wait was predicted longer than it turned out to be."""
-        (first,) = self.sent(self.submit(busy, chat("a")), Prefill)
+        ((_, first),) = sent(self.submit(busy, chat("a")), Prefill)
         busy.handle(said("decode-0", replace(self.BUSY, backlog=Backlog(2.0, TOKEN_S, 2.0, TOKEN_S, TOKEN_S))), 4.0)
-        (second,) = self.sent(self.submit(busy, chat("b"), 4.0), Prefill)
-        (other,) = self.sent(self.submit(busy, chat("c", caller="other"), 4.0), Prefill)
+        ((_, second),) = sent(self.submit(busy, chat("b"), 4.0), Prefill)
+        ((_, other),) = sent(self.submit(busy, chat("c", caller="other"), 4.0), Prefill)
         dues = [self.due(of) for of in (first, second, other)]
         assert dues[0] <= dues[1]
         assert dues[2] < dues[0], "another caller's is not behind it"
@@ -307,7 +301,7 @@ class TestRouter:
         for name in "ab":
             self.submit(busy, chat(name))
         busy.handle(said("decode-0", replace(self.BUSY, backlog=Backlog(8.0, TOKEN_S, 8.0, TOKEN_S, TOKEN_S))), 7.5)
-        [told] = self.sent(busy.handle(TimerFired("refresh"), 8.0), InLine)
+        [(_, told)] = sent(busy.handle(TimerFired("refresh"), 8.0), InLine)
         assert told == InLine((Place("a", 0, 0, 16.0), Place("b", 0, 1, 17.0)))
         busy.handle(said("decode-0", replace(self.BUSY, joined=(("a", 0),))), 8.5)
         assert self.places(busy.handle(TimerFired("refresh"), 9.0)) == [("b", 0)]
@@ -325,6 +319,5 @@ class TestRouter:
         assert self.places(router.handle(TimerFired("refresh"), 8.0)) == [("b", 0), ("c", 1), ("d", 2)]
 
     def places(self, commands: Sequence[Command]) -> list[tuple[str, int]]:
-        [told] = self.sent(commands, InLine)
-        assert isinstance(told, InLine)
+        [(_, told)] = sent(commands, InLine)
         return [(place.request, place.num_before) for place in told.places]

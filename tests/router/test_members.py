@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.core import WORKERS, Role
 from alignedserve.protocol.commands import Send, SetTimer
 from alignedserve.protocol.events import LinkGap, TimerFired
 from alignedserve.protocol.figures import WorkerLoad
@@ -15,11 +16,15 @@ from alignedserve.protocol.messages import (
     Figures,
     Holding,
     Inquire,
+    Member,
+    Members,
     Message,
     Missed,
     Progress,
     Submit,
 )
+from alignedserve.protocol.roads import Endpoint
+from alignedserve.router.members import MemberList, Recovery
 from alignedserve.router.sizing import LOOK_S
 from alignedserve.router.state import REFRESH_S, RouterCore
 from tests.router.routers import (
@@ -37,10 +42,11 @@ from tests.router.routers import (
     look,
     lost_to_owner,
     roll,
+    sent,
     serving,
     submit,
 )
-from tests.samples import ROUTER_MEMBER, said
+from tests.samples import ROUTER_MEMBER, member, said
 
 
 class TestMembers:
@@ -180,9 +186,7 @@ class TestLostMembers:
         for name in ("prefill-0", "pool-0", "decode-0"):
             if name != holder:
                 lost = router.handle(said(name, beat(name, 2)), 3.2)
-                assert not any(
-                    isinstance(command, Send) and isinstance(command.message, AttemptLost) for command in lost
-                )
+                assert not sent(lost, AttemptLost)
         lost = router.handle(said("launcher", Died(holder, 1)), 3.3)
         is_worker = holder != "pool-0"
         assert lost_to_owner("a", died=is_worker, alone=is_worker) in lost
@@ -227,4 +231,78 @@ class TestLostMembers:
         gone = router.handle(said("launcher", Died("pool-0", 1)), 3.3)
         assert lost_to_owner("b") in gone
         assert lost_to_owner("a") not in gone
-        assert not any(isinstance(command, Send) and isinstance(command.message, Inquire) for command in gone)
+        assert not sent(gone, Inquire)
+
+
+@pytest.mark.parametrize("lends", [False, True])
+def test_workers_of_two_kinds_with_a_transport_are_told_of_each_other(lends: bool) -> None:
+    """A prefill worker that lends itself is to others a decode worker; what it hands on goes to those that do not."""
+    roll, prefill = MemberList(ROUTER_MEMBER), member("prefill-0")
+    if lends:
+        prefill = replace(prefill, role=Role.DECODE, lends=True)
+    with_one = [replace(worker, transport="there") for worker in (prefill, member("decode-0"))]
+    for command in (*with_one, member("prefill-1"), member("decode-1")):
+        roll.add(command)
+    told = dict(sent(roll.announce_all(), Members))
+
+    def peers(of: str) -> list[str]:
+        workers = [member.name for member in told[of].members if member.role in WORKERS]
+        return sorted(name for name in workers if name != of)
+
+    assert {name: peers(name) for name in told if name != "router"} == {
+        "prefill-0": ["decode-0"],
+        "decode-0": ["prefill-0"],
+        "prefill-1": [],
+        "decode-1": [],
+    }
+    news = sent(roll.announce_change(with_one[0]), Members)
+    assert sorted(name for name, _ in news) == ["decode-0", "prefill-0"]
+
+
+def test_workers_without_a_road_are_not_told_of_each_other() -> None:
+    """One prefill worker's GPU reads the memory of the decode worker's, another's does not."""
+    roll = MemberList(ROUTER_MEMBER)
+    near, far, decode = (
+        replace(member(name), transport=Endpoint("10.0.0.1:1", device, frozenset(reached)).pack())
+        for name, device, reached in (("prefill-0", "a", "c"), ("prefill-1", "b", ""), ("decode-0", "c", "ab"))
+    )
+    for worker in (near, far, decode):
+        roll.add(worker)
+    told = dict(sent(roll.announce_all(), Members))
+    known = {name: {known.name for known in members.members} for name, members in told.items()}
+    assert known["decode-0"] >= {"prefill-0"}
+    assert "prefill-1" not in known["decode-0"]
+    assert "decode-0" in known["prefill-0"]
+    assert "decode-0" not in known["prefill-1"]
+
+
+def test_a_pool_and_workers_know_each_other_on_one_node_only() -> None:
+    roll = MemberList(ROUTER_MEMBER)
+    of_nodes = {
+        number: [
+            replace(member(f"{role}-{number}"), node=f"n{number}", transport="there") for role in ("pool", "decode")
+        ]
+        for number in range(2)
+    }
+    prefill = replace(member("prefill-0"), node="n2", transport="there")
+    for worker in (*of_nodes[0], *of_nodes[1], prefill):
+        roll.add(worker)
+
+    def told(of: Member) -> set[str]:
+        [(_, members)] = sent([roll.roll_for(of)], Members)
+        return {member.name for member in members.members} - {"router", of.name}
+
+    for pool, decode in of_nodes.values():
+        assert told(pool) == {decode.name}
+        assert told(decode) == {pool.name, prefill.name}
+    assert told(prefill) == {"decode-0", "decode-1"}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_that_claim_a_request_the_one_that_it_was_handed_on_to_has_it(first: int) -> None:
+    """Until the sender of its KV hears of the end of the transfer, both do, to a router that has just started."""
+    claims = [replace(member("prefill-0"), role=Role.DECODE, lends=True), member("decode-0")]
+    recovery = Recovery(0.0)
+    for claiming in (claims[first], claims[1 - first]):
+        recovery.hold(("a", 0), claiming)
+    assert recovery.holder(("a", 0)) == claims[1]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import e
+from typing import NamedTuple
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from alignedserve.core import CopyCost, Estimate, Request, Role, ServiceClass, Slo
+from alignedserve.core import CopyCost, Estimate, Request, Retention, Role, ServiceClass, Slo
 from alignedserve.papers.names import SchedulerName
 from alignedserve.protocol.messages import Backlog, Report
 from alignedserve.router.placing.held import Beginnings, pieces_of
 from alignedserve.router.placing.placement import Placement
-from alignedserve.router.placing.ranking import Rooms
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Handoff, Policy, Room
 from tests.samples import member, request
 
 POOL = {"local": "pool-0"}
@@ -106,13 +104,14 @@ class TestTime:
         assert found.ahead_of(rt(), POOL, NOW + 60.0).prompts_s == pytest.approx(0.5)
 
     def test_a_worker_that_will_be_through_is_as_good_as_an_idle_one(self) -> None:
-        """It holds fewer tokens."""
+        """It holds 170 tokens less: that counts as 43 tokens of a prompt."""
         found = placement("prefill-0", "prefill-1")
         found.add_request("prefill-1", rt(), NOW)
         tell(found, "prefill-0", all_s=2.0, rt_s=2.0)
         tell(found, "prefill-1", all_s=0.0)
         assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-1"
-        assert found.ahead_of(rt(), POOL, NOW + 1.8).worker == "prefill-0"
+        assert found.ahead_of(rt(), POOL, NOW + 1.95).worker == "prefill-1"
+        assert found.ahead_of(rt(), POOL, NOW + 1.96).worker == "prefill-0"
 
     def test_others_beside_it_slow_a_prompt_down(self) -> None:
         """The time that the prompt takes longer than alone is a wait for others; its own time is that of the model."""
@@ -164,20 +163,26 @@ class TestMemoryOfAWorker:
     def test_answers_to_come_count_on_the_worker_or_on_all_where_they_may_go_on_to_any(
         self, prompts_on: Role, short: bool
     ) -> None:
-        """Three chats of decode-0 have come to 200 of 300 tokens; decode-1 is empty, and has prompts to run."""
+        """Three chats of decode-0 have come to 200 of 5,000 tokens; decode-1 is empty, and has prompts to run."""
         found = Placement(DEFAULT_POLICY, block_size=16, kv_tokens=1100, prompts_on=prompts_on)
         for name in ("prefill-0", "decode-0", "decode-1"):
             found.add_worker(member(name))
         tell(found, "decode-1", all_s=99.0, rt_s=99.0)
         found.reported("decode-0", Report(step_s=0.05), NOW)
-        for _ in range(300):
-            found.ended(self.named("ended"), 300)
         for number in range(3):
             found.add_request("decode-0", self.named(f"a{number}"), NOW)
         later = NOW + 10.0
         assert (found.ahead_of(self.named("new"), {}, later).shortage.tokens > 0) is short
         found.remove_request("decode-0", self.named("a0"))
         assert found.ahead_of(self.named("new"), {}, later).shortage.tokens < 0
+
+    @pytest.mark.parametrize(("room", "lacks"), [(Room.GROWING, False), (Room.WHOLE, True)])
+    def test_chats_that_get_their_memory_at_once_want_all_that_they_may_need(self, room: Room, lacks: bool) -> None:
+        found = placement("decode-0", policy=Policy(room=room), prompts_on=Role.DECODE)
+        for number, is_short in ((0, False), (1, False), (2, False), (3, lacks)):
+            chat = replace(rt(301), id=f"a{number}", estimate=Estimate(2, 4))
+            assert (found.ahead_of(chat, {}, NOW).shortage.tokens > 0) is is_short
+            found.add_request("decode-0", chat, NOW)
 
     def test_nothing_lacks_where_nobody_knows_how_much_a_device_holds(self) -> None:
         found = self.colocated(kv_tokens=0)
@@ -186,68 +191,93 @@ class TestMemoryOfAWorker:
         assert found.ahead_of(self.named("new"), {}, NOW).shortage.tokens < 0
 
 
+class Told(NamedTuple):
+    """What a worker told last: the time of all its prompts, and of chats', and its free blocks."""
+
+    all_s: float = 0.0
+    rt_s: float = 0.0
+    free_blocks: int = 100
+
+
+PILED_UP, IDLE = Told(10.0, 0.6), Told()
+
+
+def lending(*workers: str) -> Placement:
+    """Return prefill workers that decode, too, and decode workers, all idle."""
+    found = Placement(DEFAULT_POLICY, block_size=16, kv_tokens=1600, lends=True)
+    for name in workers or ("prefill-0", "decode-0"):
+        found.add_worker(replace(member(name), role=Role.DECODE, lends=name.startswith("prefill")))
+        tell(found, name, all_s=0.0)
+    return found
+
+
 class TestHelp:
-    def piled_up(self, policy: Policy = DEFAULT_POLICY, free_blocks: int = 100) -> Placement:
-        found = placement("prefill-0", "decode-0", policy=policy)
-        tell(found, "prefill-0", all_s=10.0, rt_s=0.6)
-        tell(found, "decode-0", all_s=0.0, free_blocks=free_blocks)
-        return found
+    """A chat's prompt of 100 tokens takes 0.1 s and 7 blocks; its ttft is a second."""
 
-    def test_a_decode_worker_takes_prompts_that_pile_up(self) -> None:
-        assert self.piled_up().ahead_of(rt(), POOL, NOW).worker == "decode-0"
-
-    def test_best_effort_requests_wait(self) -> None:
-        """Chats would wait in the pool for a decode worker that runs best-effort prompts."""
-        assert self.piled_up().ahead_of(be(), POOL, NOW).worker == "prefill-0"
-
-    def test_what_is_on_its_way_to_it_by_the_pool_is_none_of_its_room(self) -> None:
-        found = self.piled_up()
+    @pytest.mark.parametrize(
+        ("prefill", "decode", "new", "goes_to"),
+        [
+            (PILED_UP, IDLE, rt(), "decode-0"),
+            (PILED_UP, IDLE, be(), "prefill-0"),  # chats would wait in the pool for a worker that runs documents
+            (PILED_UP, Told(free_blocks=7), rt(), "decode-0"),
+            (PILED_UP, Told(free_blocks=6), rt(), "prefill-0"),
+            (Told(1.9, 0.14), IDLE, rt(), "prefill-0"),  # less than a quarter of the ttft
+            (Told(1.9, 0.16), IDLE, rt(), "decode-0"),
+            (Told(1.9, 0.14), IDLE, rt(300), "decode-0"),
+            (PILED_UP, Told(0.7, 0.7), rt(), "prefill-0"),  # it would come later there
+            (PILED_UP, Told(0.5, 0.5), rt(), "decode-0"),
+        ],
+    )
+    def test_prompts_that_pile_up_go_to_a_decode_worker(
+        self, prefill: Told, decode: Told, new: Request, goes_to: str
+    ) -> None:
+        found = placement("prefill-0", "decode-0")
+        tell(found, "prefill-0", *prefill)
+        tell(found, "decode-0", *decode)
+        assert found.ahead_of(new, POOL, NOW).worker == goes_to
         found.add_request("pool-0", rt(), NOW)
-        assert found.ahead_of(rt(), POOL, NOW).worker == "decode-0"
+        assert found.ahead_of(new, POOL, NOW).worker == goes_to, "what is in the pool is none of its room"
 
-    def test_not_without_room_for_the_prompt(self) -> None:
-        assert self.piled_up(free_blocks=7).ahead_of(rt(), POOL, NOW).worker == "decode-0"
-        assert self.piled_up(free_blocks=6).ahead_of(rt(), POOL, NOW).worker == "prefill-0"
-
-    def test_not_where_the_first_token_comes_soon_all_the_same(self) -> None:
-        """0.3 s of waiting and 0.1 s of its own are less than half of its ttft, a longer prompt takes more."""
-        found = self.piled_up()
-        tell(found, "prefill-0", all_s=1.9, rt_s=0.3)
-        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
-        assert found.ahead_of(rt(300), POOL, NOW).worker == "decode-0"
-
-    def test_not_where_it_would_come_later(self) -> None:
-        found = self.piled_up()
-        tell(found, "decode-0", all_s=0.7, rt_s=0.7)
-        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
-        tell(found, "decode-0", all_s=0.5, rt_s=0.5)
-        assert found.ahead_of(rt(), POOL, NOW).worker == "decode-0"
+    @pytest.mark.parametrize(
+        ("prefill", "decode", "new", "goes_to"),
+        [
+            (IDLE, IDLE, rt(), "prefill-0"),
+            (IDLE, IDLE, be(), "prefill-0"),
+            (Told(0.5, 0.1), IDLE, rt(), "prefill-0"),
+            (Told(0.5, 0.2), IDLE, rt(), "decode-0"),
+            (Told(0.1), IDLE, be(), "decode-0"),  # it takes documents as any other
+            (Told(free_blocks=7), IDLE, rt(), "prefill-0"),
+            (Told(free_blocks=6), IDLE, rt(), "decode-0"),  # the chat would wait for memory
+            (Told(free_blocks=6), IDLE, be(), "prefill-0"),
+            (Told(free_blocks=6), Told(free_blocks=6), rt(), "prefill-0"),
+        ],
+    )
+    def test_where_prefill_workers_decode_too_so_do_those_that_lack_memory(
+        self, prefill: Told, decode: Told, new: Request, goes_to: str
+    ) -> None:
+        found = lending()
+        found.add_request("decode-0", replace(rt(), id="other"), NOW)
+        tell(found, "prefill-0", *prefill)
+        tell(found, "decode-0", *decode)
+        assert found.ahead_of(new, POOL, NOW).worker == goes_to
 
     def test_it_can_be_turned_off(self) -> None:
-        assert self.piled_up(Policy(helps=False)).ahead_of(rt(), POOL, NOW).worker == "prefill-0"
+        found = placement("prefill-0", "decode-0", policy=Policy(helps=False))
+        tell(found, "prefill-0", *PILED_UP)
+        tell(found, "decode-0", *IDLE)
+        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
 
 
 class TestLending:
-    """Prefill workers decode, too: prompts go to them first, and go on to a decode worker where that is worth it."""
-
-    def lending(self, *workers: str) -> Placement:
-        found = Placement(DEFAULT_POLICY, block_size=16, kv_tokens=1600, lends=True)
-        for name in workers or ("prefill-0", "decode-0"):
-            found.add_worker(replace(member(name), role=Role.DECODE, lends=name.startswith("prefill")))
-            tell(found, name, all_s=0.0)
-        return found
-
-    def test_prompts_go_to_prefill_workers_first(self) -> None:
-        found = self.lending()
-        assert found.ahead_of(rt(), POOL, NOW).worker == found.ahead_of(be(), POOL, NOW).worker == "prefill-0"
-        assert (found.num_workers(Role.PREFILL), found.num_workers(Role.DECODE)) == (1, 1)
+    """Prefill workers decode, too: requests go on to a decode worker where that is worth it."""
 
     def test_the_memory_of_both_counts(self) -> None:
-        found = self.lending()
+        found = lending()
         assert found.memory == 2 * 1600
+        assert (found.num_workers(Role.PREFILL), found.num_workers(Role.DECODE)) == (1, 1)
 
     def test_a_request_goes_on_to_a_decode_worker_with_room_for_all_of_it(self) -> None:
-        found, long = self.lending(), replace(rt(), max_tokens=100, estimate=Estimate(80, 100))
+        found, long = lending(), replace(rt(), max_tokens=100, estimate=Estimate(80, 100))
         tell(found, "decode-0", all_s=0.0, free_blocks=13)
         assert place(found, "prefill-0", long, NOW) == "decode-0"
         tell(found, "decode-0", all_s=0.0, free_blocks=12)
@@ -255,72 +285,32 @@ class TestLending:
 
     def test_a_short_one_stays(self) -> None:
         short = replace(rt(), estimate=Estimate(15, 100))
-        assert place(self.lending(), "prefill-0", short, NOW) == ""
-        assert place(self.lending(), "prefill-0", replace(short, estimate=Estimate(16, 100)), NOW) == "decode-0"
+        assert place(lending(), "prefill-0", short, NOW) == ""
+        assert place(lending(), "prefill-0", replace(short, estimate=Estimate(16, 100)), NOW) == "decode-0"
 
     def test_a_chat_stays_whose_second_token_would_be_late(self) -> None:
         """Two copies take 5 ms each for 100 tokens, and there are three steps of 10 ms on the way."""
-        found = self.lending()
+        found = lending()
         found.reported("decode-0", Report(free_blocks=100, step_s=0.01), NOW)
         for tbt_s, where in ((0.041, "decode-0"), (0.039, "")):
             assert place(found, "prefill-0", replace(rt(), slo=Slo(tbt_s=tbt_s)), NOW) == where
 
     def test_none_goes_on_to_a_worker_that_runs_prompts(self) -> None:
-        found = self.lending()
+        found = lending()
         tell(found, "decode-0", all_s=0.1)
         assert place(found, "prefill-0", replace(rt(), estimate=Estimate(80, 100)), NOW) == ""
 
-    def test_nor_to_one_that_has_just_got_one(self) -> None:
-        found, long = self.lending(), replace(rt(), estimate=Estimate(80, 100))
-        assert place(found, "decode-0", rt(), NOW) == ""
-        tell(found, "decode-0", all_s=0.0)
-        assert place(found, "prefill-0", long, NOW + 0.9) == ""
-        assert place(found, "prefill-0", long, NOW + 1.1) == "decode-0"
-
     def test_nor_to_one_that_ran_prompts_for_much_of_the_last_seconds(self) -> None:
-        found, long = self.lending(), replace(rt(), estimate=Estimate(80, 100))
+        found, long = lending(), replace(rt(), estimate=Estimate(80, 100))
         for at in (NOW - 0.5, NOW):
             assert place(found, "decode-0", rt(), at, takes_s=0.5) == ""
         tell(found, "decode-0", all_s=0.0)
         assert place(found, "prefill-0", long, NOW + 3.0) == ""
         assert place(found, "prefill-0", long, NOW + 3.5) == "decode-0"
 
-    def test_a_worker_that_requests_are_on_their_way_to_takes_prompts_of_chats_later(self) -> None:
-        found, long = self.lending(), replace(rt(), id="long", estimate=Estimate(80, 100))
-        assert place(found, "prefill-0", long, NOW) == "decode-0"
-        found.add_request("prefill-0", long, NOW)
-        tell(found, "prefill-0", all_s=0.3, rt_s=0.3)
-        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
-        found.moved("prefill-0", "decode-0", long, NOW)
-        assert found.ahead_of(rt(), POOL, NOW).worker == "decode-0"
-
-    def test_decode_workers_take_prompts_of_both_classes_that_pile_up(self) -> None:
-        found = self.lending()
-        found.add_request("decode-0", replace(rt(), id="other"), NOW)
-        tell(found, "prefill-0", all_s=9.8, rt_s=0.1)
-        assert found.ahead_of(rt(), POOL, NOW).worker == found.ahead_of(be(), POOL, NOW).worker == "prefill-0"
-        tell(found, "prefill-0", all_s=11.0, rt_s=0.2)
-        assert found.ahead_of(rt(), POOL, NOW).worker == found.ahead_of(be(), POOL, NOW).worker == "decode-0"
-
-    def test_a_decode_worker_without_chats_takes_documents_as_any_other(self) -> None:
-        found = self.lending()
-        tell(found, "prefill-0", all_s=0.5)
-        assert found.ahead_of(be(), POOL, NOW).worker == "decode-0"
-        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
-
-    def test_a_decode_worker_takes_prompts_of_chats_that_would_wait_for_memory(self) -> None:
-        found = self.lending()
-        tell(found, "prefill-0", all_s=0.0, free_blocks=7)
-        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
-        tell(found, "prefill-0", all_s=0.0, free_blocks=6)
-        assert found.ahead_of(rt(), POOL, NOW).worker == "decode-0"
-        assert found.ahead_of(be(), POOL, NOW).worker == "prefill-0"
-        tell(found, "decode-0", all_s=0.0, free_blocks=6)
-        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0", "the decode worker has no more memory"
-
     @pytest.mark.parametrize("left", ["prefill-0", "decode-0"])
     def test_whichever_is_left_does_all(self, left: str) -> None:
-        found = self.lending()
+        found = lending()
         found.remove_worker("decode-0" if left == "prefill-0" else "prefill-0")
         assert found.num_for_prompts == 1
         assert found.ahead_of(rt(), POOL, NOW).worker == found.ahead_of(be(), POOL, NOW).worker == left
@@ -330,59 +320,70 @@ class TestLending:
 
 
 class TestBands:
-    def reported(self, **bands: tuple[int, int] | None) -> Rooms:
-        rooms = Rooms(block_size=16, by_band=True)
-        for name, band in bands.items():
-            rooms.report(name, Report(band=band, free_blocks=100))
-        return rooms
+    """With batches by length a request goes on to a decode worker whose batch has lengths like its own."""
 
-    def test_the_nearest_band_is_named(self) -> None:
-        rooms = self.reported(short=(50, 80), long=(900, 1500))
-        assert rooms.choose(range(100)) == "short"
-        assert rooms.choose(range(600)) == "long"
+    def reported(self, **bands: tuple[int, int] | None) -> Placement:
+        found = placement("prefill-0", policy=Policy(handoff=Handoff.POOL, helps=False))
+        for name, band in bands.items():
+            found.add_worker(replace(member("decode-0"), name=name))
+            found.reported(name, Report(band=band, free_blocks=100), NOW)
+        return found
+
+    @pytest.mark.parametrize(("prompt", "goes_to"), [(100, "short"), (480, "short"), (500, "long"), (9000, "long")])
+    def test_the_nearest_band_is_named(self, prompt: int, goes_to: str) -> None:
+        found = self.reported(short=(50, 80), long=(900, 1500))
+        for name in ("short", "long"):
+            found.note_room(name, 1000)
+        assert place(found, "prefill-0", rt(prompt), NOW) == goes_to
 
     def test_only_with_room_for_what_it_may_grow_to(self) -> None:
-        rooms = self.reported(short=(50, 80), long=(900, 1500))
-        rooms.tell("short", 10)
-        assert rooms.choose(range(100), most=159) == "short"
-        rooms.tell("short", 10)
-        assert rooms.choose(range(100), most=160) == "long"
+        found = self.reported(short=(50, 80), long=(900, 1500))
+        for free, goes_to in ((13, "short"), (12, "long")):
+            found.note_room("short", free)
+            assert place(found, "prefill-0", rt(), NOW) == goes_to
 
-    def test_of_equals_the_worker_with_most_room(self) -> None:
-        rooms = self.reported(one=(50, 200), other=(60, 190))
-        rooms.tell("one", 50)
-        assert rooms.choose(range(100)) == "other"
+    @pytest.mark.parametrize(("one", "other"), [((50, 200), (60, 190)), (None, None)])
+    def test_of_equals_the_worker_with_most_room(
+        self, one: tuple[int, int] | None, other: tuple[int, int] | None
+    ) -> None:
+        found = self.reported(one=one, other=other)
+        for free, goes_to in ((99, "other"), (101, "one")):
+            found.note_room("one", free)
+            found.note_room("other", 100)
+            assert place(found, "prefill-0", rt(), NOW) == goes_to
 
-    def test_without_bands_the_worker_with_most_room(self) -> None:
-        rooms = self.reported(one=None, other=None)
-        rooms.tell("other", 101)
-        assert rooms.choose(range(100)) == "other"
 
-    def test_chats_find_what_documents_hold(self) -> None:
+class TestRoom:
+    """A request goes on to the decode worker with most room: what it told last, less what was sent there since."""
+
+    def test_what_was_sent_there_counts_until_it_tells_again(self) -> None:
+        found = placement("prefill-0", "decode-0", "decode-1")
+        assert place(found, "prefill-0", rt(), NOW) == "", "no worker has told yet"
+        found.note_room("decode-0", 20)
+        found.note_room("decode-1", 25)
+        assert [place(found, "prefill-0", rt(), NOW) for _ in range(4)] == [f"decode-{at}" for at in (1, 0, 1, 0)]
+        found.note_room("decode-0", 20)
+        assert place(found, "prefill-0", rt(), NOW) == "decode-0"
+
+    @pytest.mark.parametrize(("most", "goes_to"), [(15, "decode-0"), (16, "decode-1")])
+    def test_a_long_request_takes_what_it_holds_at_once(self, most: int, goes_to: str) -> None:
+        """Of a thousand tokens it holds 15 or 16: a block or two."""
+        found = Placement(DEFAULT_POLICY, 16, 1600, retention=Retention(most))
+        for name, free in (("prefill-0", 0), ("decode-0", 11), ("decode-1", 10)):
+            found.add_worker(member(name))
+            found.note_room(name, free)
+        assert [place(found, "prefill-0", rt(1000), NOW) for _ in range(2)] == ["decode-0", goes_to]
+
+    def test_chats_find_what_documents_hold_or_were_sent_for(self) -> None:
         """Chats were refused for lack of memory that documents would have given them, or that was to be documents'."""
-        rooms = self.reported(full=None)
-        rooms.report("full", Report(free_blocks=2, given_blocks=40))
-        assert rooms.for_chats("full") == rooms.most_for_chats == 42
-        rooms.choose(range(100), gives=True)
-        assert rooms.for_chats("full") == 42
-        rooms.choose(range(100))
-        assert rooms.for_chats("full") == 42 - 7
-        assert rooms.for_chats("other") is None
-
-    @given(st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(1, 100)), max_size=40), st.integers(1, 100))
-    def test_it_is_the_nearest_of_those_that_are_there(self, told: list[tuple[int, int | None]], length: int) -> None:
-        rooms, there = Rooms(block_size=16, by_band=True), dict[str, int]()
-        for number, at in told:
-            if at is None:
-                rooms.forget(str(number))
-                there.pop(str(number), None)
-            else:
-                rooms.report(str(number), Report(band=(at, at), free_blocks=100))
-                there[str(number)] = at
-        named = rooms.choose(range(length))
-        assert (named == "") == (not there)
-        if there:
-            assert abs(there[named] - length) == min(abs(at - length) for at in there.values())
+        found = placement("prefill-0", "decode-0")
+        tell(found, "prefill-0", all_s=10.0, rt_s=0.6)
+        found.reported("decode-0", Report(free_blocks=5, given_blocks=2), NOW)
+        assert found.ahead_of(rt(), POOL, NOW).worker == "decode-0"
+        assert place(found, "prefill-0", be(), NOW) == "decode-0"
+        assert found.ahead_of(rt(), POOL, NOW).worker == "decode-0"
+        assert place(found, "prefill-0", rt(), NOW) == "decode-0"
+        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
 
 
 class TestNodes:
@@ -442,7 +443,8 @@ class TestBeginnings:
         found = Placement(policy, block_size=16, kv_tokens=16_000)
         for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"):
             found.add_worker(replace(member(name), node=f"n{name[-1]}"))
-            tell(found, name, all_s=0.0, free_blocks=1000)
+            busy_s = 99.0 * name.startswith("decode")
+            tell(found, name, all_s=busy_s, rt_s=busy_s, free_blocks=1000)
         found.note_prefix(rt(600), "n1", POOLS)  # four pieces of 128 tokens
         tell(found, "prefill-1", all_s=0.2, rt_s=0.2)
         return found
@@ -488,16 +490,15 @@ class TestBeginnings:
 
     def test_not_where_its_pool_is_gone(self) -> None:
         found = self.two()
-        found.pool_lost("pool-1")
+        found.forget_kv("pool-1")
         assert found.ahead_of(rt(1000), POOLS, NOW).worker == "prefill-0"
 
     def test_nor_where_prompts_are_not_reused(self) -> None:
         assert self.two(Policy(reuse=False)).ahead_of(rt(1000), POOLS, NOW).worker == "prefill-0"
 
-    @pytest.mark.parametrize("lost", ["prefill-1", "decode-1"])
-    def test_nor_where_nobody_runs_it_or_goes_on_with_it(self, lost: str) -> None:
+    def test_nor_where_no_worker_runs_it(self) -> None:
         found = self.two()
-        found.remove_worker(lost)
+        found.remove_worker("prefill-1")
         assert found.ahead_of(rt(1000), POOLS, NOW).worker == "prefill-0"
 
     def test_what_begins_so_and_goes_on_otherwise_is_known_as_far_as_that(self) -> None:
@@ -556,6 +557,6 @@ class TestDevices:
 
     def test_a_worker_that_has_started_again_has_nothing(self) -> None:
         found = self.two()
-        found.restart_worker("decode-1")
+        found.forget_kv("decode-1")
         tell(found, "decode-1", all_s=0.1, rt_s=0.1)
         assert found.ahead_of(rt(1000), POOL, NOW).worker == "decode-0"

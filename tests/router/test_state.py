@@ -10,7 +10,7 @@ import pytest
 from alignedserve.core import Rejection, Request, Role, ServiceClass, Slo
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Send
-from alignedserve.protocol.events import AtWork, TimerFired
+from alignedserve.protocol.events import AtWork
 from alignedserve.protocol.messages import (
     LAUNCHER,
     AskDecisions,
@@ -33,8 +33,8 @@ from alignedserve.router.placing.admission import Bound, Queues
 from alignedserve.router.placing.placement import Placement
 from alignedserve.router.state import RouterCore
 from tests.calls import calls_of
-from tests.router.routers import HOLDERS, LIMITS, RECOVERED_AT, A, B, beat, cancels, serving, submit
-from tests.samples import ROUTER_MEMBER, next_attempt, request, said
+from tests.router.routers import HOLDERS, LIMITS, A, B, beat, cancels, placed, sent, serving, submit
+from tests.samples import next_attempt, request, said
 
 
 class TestPlacement:
@@ -47,8 +47,8 @@ class TestPlacement:
         for left, new in (("cb", "d"), ("d", "e")):
             for name in left:
                 router.handle(said("gateway-0", Cancel(name, 0)), 3.0)
-            placed = Send("prefill-1", Prefill(request(new)))
-            assert router.handle(said("gateway-0", Submit(request(new))), 3.0) == [placed], "a is on the other"
+            told = router.handle(said("gateway-0", Submit(request(new))), 3.0)
+            assert placed(told) == [("prefill-1", new)], "a is on the other"
 
     def test_it_hears_which_decode_worker_told_of_room(self, router: RouterCore) -> None:
         router.handle(said("decode-0", Report(free_blocks=9)), 3.0)
@@ -70,10 +70,8 @@ class TestPlacement:
         why = "the server is full: 3 requests are open, and at most 3 may be"
         refused = Refused("a", 0, Rejection.OPEN, why, 1.0)
         assert router.handle(said("gateway-0", Submit(A)), 3.0) == [Send("gateway-0", refused)]
-        [told] = router.handle(said("gateway-0", AskDecisions(1, "a")), 3.0)
-        assert isinstance(told, Send)
-        assert isinstance(told.message, Decisions)
-        assert [(noted.kind, noted.why) for noted in told.message.findings.decisions] == [(Kind.REFUSED, why)]
+        [(_, told)] = sent(router.handle(said("gateway-0", AskDecisions(1, "a")), 3.0), Decisions)
+        assert [(noted.kind, noted.why) for noted in told.findings.decisions] == [(Kind.REFUSED, why)]
         again = next_attempt(A)
         assert router.handle(said("gateway-0", Submit(again)), 3.0) == [
             *cancels("a"),
@@ -104,7 +102,7 @@ class TestRoad:
         router.handle(said("gateway-0", Cancel("a", 0)), 3.1)
         assert router.held["requests"] == 0
         met = router.handle(said("prefill-0", beat("prefill-0")), 3.2)
-        assert not any(isinstance(command, Send) and isinstance(command.message, Prefill) for command in met)
+        assert not placed(met)
 
     def test_where_it_fails_to_place_a_request_it_names_that_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Else the request of whatever event it heard would be charged with its death."""
@@ -149,9 +147,8 @@ class TestRoad:
             router.handle(said("gateway-0", Submit(waiting)), 3.0)
         router.handle(said("pool-0", Progress(committed=(("a", 0), ("b", 0)))), 3.1)
         died = router.handle(said(LAUNCHER, Died("pool-0", 1, felled=(("a", 0),))), 3.2)
-        lost = [command.message for command in died if isinstance(command, Send) and command.to == "gateway-0"]
-        told = [message for message in lost if isinstance(message, AttemptLost)]
-        assert told == [AttemptLost("a", 0, died=True, alone=True), AttemptLost("b", 0)]
+        lost = [AttemptLost("a", 0, died=True, alone=True), AttemptLost("b", 0)]
+        assert sent(died, AttemptLost) == [("gateway-0", each) for each in lost]
 
     def test_what_a_worker_was_offered_when_it_ended_has_a_death(self, router: RouterCore) -> None:
         """The request is still at its prefill worker, which would offer it to the next one."""
@@ -240,20 +237,14 @@ class TestLinesOfJobs:
 
     def test_the_bound_is_of_others(self) -> None:
         limits = replace(LIMITS, most_open=10, queues=Queues(be=Bound(requests=1)))
-        router = RouterCore(ROUTER_MEMBER, limits, 0.0)
-        for name in ("gateway-0", "jobs-0", "pool-0", "prefill-0", "decode-0"):
-            router.handle(said(name, beat(name)), 0.1)
-        for timer in ("gathered", "recovered"):
-            router.handle(TimerFired(timer), RECOVERED_AT)
+        router = serving(("gateway-0", "jobs-0", "pool-0", "prefill-0", "decode-0"), limits)
         lines = [replace(request(name), owner="jobs-0", service=ServiceClass.BE) for name in ("l", "m")]
         for line in lines:
             assert Send("prefill-0", Prefill(line)) in router.handle(said("jobs-0", Submit(line)), 3.0)
         flex = [replace(request(name), service=ServiceClass.BE) for name in ("f", "g")]
         assert Send("prefill-0", Prefill(flex[0])) in router.handle(said("gateway-0", Submit(flex[0])), 3.0)
-        [refused] = router.handle(said("gateway-0", Submit(flex[1])), 3.0)
-        assert isinstance(refused, Send)
-        assert isinstance(refused.message, Refused)
-        assert refused.message.why == "the server is full: 1 best-effort requests wait, and at most 1 may"
+        [(_, refused)] = sent(router.handle(said("gateway-0", Submit(flex[1])), 3.0), Refused)
+        assert refused.why == "the server is full: 1 best-effort requests wait, and at most 1 may"
 
 
 class TestPromisesThatNobodyCouldKeep:
@@ -272,11 +263,9 @@ class TestPromisesThatNobodyCouldKeep:
 
     def test_a_strict_request_is_refused(self, slow: RouterCore) -> None:
         strict = replace(A, slo=Slo(ttft_s=1.0, strict=True))
-        [refused] = slow.handle(said("gateway-0", Submit(strict)), 3.0)
-        assert isinstance(refused, Send)
-        assert isinstance(refused.message, Refused)
-        assert refused.message.why.startswith("its prompt alone takes 3")
-        assert "its ttft is 1 s" in refused.message.why
+        [(_, refused)] = sent(slow.handle(said("gateway-0", Submit(strict)), 3.0), Refused)
+        assert refused.why.startswith("its prompt alone takes 3")
+        assert "its ttft is 1 s" in refused.why
 
     @pytest.mark.parametrize(
         "other", [replace(A, slo=Slo(ttft_s=3.0)), replace(A, service=ServiceClass.BE), next_attempt(A)], ids=str
@@ -296,11 +285,8 @@ class TestPredictedPlaces:
 
     def where(self, router: RouterCore, name: str, prompt: int = 3) -> str:
         patient = replace(request(name, prompt=prompt), slo=Slo(ttft_s=10.0))
-        submitted = router.handle(said("gateway-0", Submit(patient)), 3.0)
-        [to] = [
-            command.to for command in submitted if isinstance(command, Send) and isinstance(command.message, Prefill)
-        ]
-        return to
+        [(worker, _)] = placed(router.handle(said("gateway-0", Submit(patient)), 3.0))
+        return worker
 
     def test_the_worker_that_is_through_first_gets_it(self, router: RouterCore) -> None:
         self.told(router, "prefill-0", 2.0)
@@ -318,9 +304,8 @@ class TestPredictedPlaces:
         calm, urgent = request("a"), replace(request("b"), slo=Slo(ttft_s=0.1))
         for new_request in (calm, urgent):
             router.handle(said("gateway-0", Submit(new_request)), 3.0)
-        placed = router.handle(said("prefill-0", beat("prefill-0")), 3.0)
-        sent = [command.message for command in placed if isinstance(command, Send)]
-        assert [message.request.id for message in sent if isinstance(message, Prefill)] == ["b", "a"]
+        met = router.handle(said("prefill-0", beat("prefill-0")), 3.0)
+        assert [name for _, name in placed(met)] == ["b", "a"]
 
     def test_the_more_wait_for_a_worker_the_more_work_is_none_of_them(self) -> None:
         """Function calls are counted: the hundredth request costs what the second does, as no worker is there."""

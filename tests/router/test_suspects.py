@@ -25,7 +25,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.router.state import RouterCore
 from alignedserve.router.suspects import BACK_S, SUSPECT_WAITS_S, TRIED_TOGETHER, UNCERTAIN_S
-from tests.router.routers import LIMITS, RECOVERED_AT, beat, lost_to_owner, recovering, serving
+from tests.router.routers import LIMITS, RECOVERED_AT, beat, lost_to_owner, placed, recovering, sent, serving
 from tests.samples import member, request, said
 
 COLOCATED = replace(LIMITS, most_open=30, prompts_on=Role.DECODE)
@@ -48,14 +48,8 @@ def is_closed(router: RouterCore, worker: str, *holds: tuple[str, int], now: flo
     return router.handle(said(worker, Holding(holds, 0, is_reserved=True)), now)
 
 
-def placed(commands: Sequence[Command]) -> list[tuple[str, str]]:
-    sends = [command for command in commands if isinstance(command, Send)]
-    return [(send.to, send.message.request.id) for send in sends if isinstance(send.message, Prefill)]
-
-
 def reserved(commands: Sequence[Command]) -> list[tuple[str, bool]]:
-    sends = [command for command in commands if isinstance(command, Send)]
-    return [(send.to, send.message.is_on) for send in sends if isinstance(send.message, Reserve)]
+    return [(worker, reserve.is_on) for worker, reserve in sent(commands, Reserve)]
 
 
 def test_an_empty_worker_runs_a_suspect_once_nothing_more_can_join_there() -> None:

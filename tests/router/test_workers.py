@@ -18,24 +18,24 @@ from alignedserve.protocol.messages import (
     Heartbeat,
     Holding,
     Missed,
-    Prefill,
     Progress,
     Retire,
     Submit,
 )
 from alignedserve.router.sizing import Sizes
-from alignedserve.router.state import RouterCore
 from tests.router.routers import (
     LIMITS,
     RECOVERED_AT,
     A,
     beat,
     lost_to_owner,
+    placed,
     recovering,
+    sent,
     serving,
     submit,
 )
-from tests.samples import ROUTER_MEMBER, member, request, said
+from tests.samples import member, request, said
 
 
 def test_a_worker_that_retires_gets_nothing_new() -> None:
@@ -44,10 +44,8 @@ def test_a_worker_that_retires_gets_nothing_new() -> None:
     assert router.handle(said("launcher", Retire("prefill-0", 7)), RECOVERED_AT) == [], "of another life"
     assert router.handle(said("launcher", retire), RECOVERED_AT) == [Send("prefill-0", retire)]
     for name in "abc":
-        placed = router.handle(said("gateway-0", Submit(request(name))), RECOVERED_AT)
-        assert [
-            command.to for command in placed if isinstance(command, Send) and isinstance(command.message, Prefill)
-        ] == ["prefill-1"]
+        told = router.handle(said("gateway-0", Submit(request(name))), RECOVERED_AT)
+        assert placed(told) == [("prefill-1", name)]
 
 
 def test_prompts_wait_where_all_workers_retire_until_another_comes() -> None:
@@ -56,9 +54,7 @@ def test_prompts_wait_where_all_workers_retire_until_another_comes() -> None:
         router.handle(said("launcher", Retire(name, 1)), RECOVERED_AT)
     assert router.handle(said("gateway-0", Submit(A)), RECOVERED_AT) == []
     met = router.handle(said("prefill-2", beat("prefill-2")), RECOVERED_AT)
-    assert [command.to for command in met if isinstance(command, Send) and isinstance(command.message, Prefill)] == [
-        "prefill-2"
-    ]
+    assert placed(met) == [("prefill-2", "a")]
 
 
 def test_the_last_decode_worker_of_a_node_takes_what_is_in_its_pool_along() -> None:
@@ -106,10 +102,8 @@ def test_a_new_router_hears_of_those_that_retire() -> None:
     router.handle(said("prefill-0", Holding((), is_retiring=True)), 1.5)
     router.handle(TimerFired("recovered"), RECOVERED_AT)
     for name in "abc":
-        placed = router.handle(said("gateway-0", Submit(request(name))), RECOVERED_AT)
-        assert [
-            command.to for command in placed if isinstance(command, Send) and isinstance(command.message, Prefill)
-        ] == ["prefill-1"]
+        told = router.handle(said("gateway-0", Submit(request(name))), RECOVERED_AT)
+        assert placed(told) == [("prefill-1", name)]
 
 
 def test_a_worker_that_may_not_have_heard_that_it_retires_is_told_again() -> None:
@@ -124,10 +118,7 @@ def test_gateways_hear_each_second_where_requests_are() -> None:
     router = serving()
 
     def shown(at: float) -> list[Figures]:
-        told = router.handle(TimerFired("look"), at)
-        return [
-            command.message for command in told if isinstance(command, Send) and isinstance(command.message, Figures)
-        ]
+        return [figures for _, figures in sent(router.handle(TimerFired("look"), at), Figures)]
 
     assert shown(3.0) == [Figures(rebuilt_s=RECOVERED_AT, rt=Stages(), be=Stages(), member="router")]
     submit(router, "a", "b")
@@ -145,11 +136,8 @@ def test_gateways_hear_each_second_where_requests_are() -> None:
 def test_as_many_workers_are_asked_for_as_the_load_takes(is_recovered: bool) -> None:
     """A new router does not know the load before it has heard of all requests."""
     sizes = Sizes({Role.PREFILL: Range(1, 4), Role.DECODE: Range(1, 4)}, grow_after_s=2)
-    router = RouterCore(ROUTER_MEMBER, replace(LIMITS, sizes=sizes), 0.0)
-    for name in ("gateway-0", "pool-0", "prefill-0", "decode-0"):
-        router.handle(said(name, beat(name)), 0.1)
-    for timer in ("gathered", "recovered") if is_recovered else ():
-        router.handle(TimerFired(timer), RECOVERED_AT)
+    start = serving if is_recovered else recovering
+    router = start(("gateway-0", "pool-0", "prefill-0", "decode-0"), replace(LIMITS, sizes=sizes))
     standing = said("prefill-0", Progress(backlog=Backlog(3.0, 0.001, 0.6, 0.001, 0.001)))
     submit(router, "a", now=2.5)
 

@@ -15,7 +15,7 @@ from alignedserve.lab.simulator.run import Simulation
 from alignedserve.lab.simulator.settings import Settings
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.messages import Member, Prefill
-from alignedserve.router.lengths import LEAST_ENDED
+from alignedserve.scheduling.lengths import LEAST_ENDED
 from alignedserve.scheduling.policy import Policy, Predictor, Room
 from tests.simulator.summary import simulate, summary_of
 
